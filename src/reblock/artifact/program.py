@@ -1,0 +1,191 @@
+"""The `.rbln` file of the torch backend: a PT2 package with its memory plan inside.
+
+A PT2 package is a zip archive whose entries are all stored as they are, without compression. One
+entry, `reblock.json` or `<archive>/extra/reblock.json`, holds what reblock has to know:
+
+    {
+      "format_version": 1,
+      "name": "prefill",
+      "kvcache_num_blocks": 40,
+      "alloc": {"Weight": [[4096]], ...},               bytes, [node][chiplet], all but the caches
+      "dram": {"past_key_values_0": [[81920]], ...},    unaligned bytes of each cache, likewise
+      "graph": {...}                                    the backend's own, kept as it is
+    }
+
+The caches are no part of the archive: they are allocated at load, with `dram` bytes. So another
+block count is another JSON entry, and every other entry is copied without being understood.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import zipfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from reblock.artifact.count import check_format_version
+from reblock.artifact.files import open_regular
+from reblock.errors import CorruptArtifact
+from reblock.json_fields import MAX_JSON_BYTES, JsonFields, parse_json_object
+from reblock.memory import ProgramMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from reblock.memory import Grid
+
+__all__ = ["ENTRY_NAME", "ProgramFile", "read_program", "write_resized"]
+
+ENTRY_NAME = "reblock.json"
+_KEYS = ("format_version", "name", "kvcache_num_blocks", "alloc", "dram", "graph")
+_MAX_ENTRIES = 100_000
+# 8 EiB: no memory plan is near, and sums of many such numbers are still quick to compute.
+_MAX_BYTES = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramFile:
+    """One compiled program as its file describes it; `graph` is the backend's own part."""
+
+    name: str
+    path: str
+    kvcache_num_blocks: int
+    memory: ProgramMemory
+    graph: Mapping[str, object]
+
+
+def read_program(path: str) -> ProgramFile:
+    """Return what the `.rbln` file at `path` says about itself.
+
+    Raises:
+        CorruptArtifact: it is missing, cut off, no zip archive, or its entry is not as it must be.
+        UnknownFormat: a newer version of reblock wrote it.
+    """
+    try:
+        with _damage_reported(path), _open_archive(path) as archive:
+            return _parse(_read_entry(archive, path))
+    except OSError as error:
+        raise CorruptArtifact(f"cannot be read: {error.strerror}", path=path) from error
+
+
+def write_resized(
+    source: str, destination: str, *, dram: Mapping[str, Grid], num_blocks: int
+) -> None:
+    """Write the program at `source` to `destination` with other cache sizes.
+
+    Args:
+        source: A `.rbln` file; never written.
+        destination: A path where nothing is yet.
+        dram: The unaligned bytes of every cache at `num_blocks`.
+        num_blocks: The new block count.
+
+    Raises:
+        CorruptArtifact: the source is not as it must be; every entry is checked on the way.
+        OSError: the destination cannot be written.
+    """
+    with (
+        _damage_reported(source),
+        _open_archive(source) as archive,
+        zipfile.ZipFile(destination, "x") as out,
+    ):
+        description = _read_entry(archive, source).values
+        description |= {"kvcache_num_blocks": num_blocks, "dram": dram}
+        for info in archive.infolist():
+            copied = _stored_like(info)
+            if _is_entry(info):
+                out.writestr(copied, json.dumps(description, allow_nan=False))
+                continue
+            with archive.open(info) as reader, out.open(copied, "w") as writer:
+                shutil.copyfileobj(reader, writer, 2**20)
+
+
+def _stored_like(info: zipfile.ZipInfo) -> zipfile.ZipInfo:
+    new = zipfile.ZipInfo(info.filename, info.date_time)
+    new.external_attr = info.external_attr
+    new.create_system = info.create_system
+    new.file_size = info.file_size  # decides whether the entry is written with 64-bit sizes
+    return new
+
+
+@contextmanager
+def _damage_reported(path: str) -> Iterator[None]:
+    """Turn what zipfile raises for damaged archives into CorruptArtifact."""
+    try:
+        yield
+    except (zipfile.BadZipFile, EOFError, RuntimeError, UnicodeError, struct.error) as error:
+        raise CorruptArtifact(f"is damaged or cut off: {error}", path=path) from error
+
+
+@contextmanager
+def _open_archive(path: str) -> Iterator[zipfile.ZipFile]:
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+        if len(entries) > _MAX_ENTRIES or len(entries) != len(set(archive.namelist())):
+            raise CorruptArtifact("has too many entries, or one name twice", path=path)
+        if any(e.compress_type != zipfile.ZIP_STORED or e.flag_bits & 1 for e in entries):
+            raise CorruptArtifact("has a compressed or encrypted entry", path=path)
+        # An archive that lost its beginning has entries before it.
+        if any(entry.header_offset < 0 for entry in entries):
+            raise CorruptArtifact("is damaged or cut off at its beginning", path=path)
+        # Entries that overlap would let a small file write a huge one.
+        if (
+            sum(max(e.file_size, e.compress_size) for e in entries)
+            > os.fstat(file.fileno()).st_size
+        ):
+            raise CorruptArtifact("claims to hold more than the file does", path=path)
+        yield archive
+
+
+def _is_entry(info: zipfile.ZipInfo) -> bool:
+    return info.filename == ENTRY_NAME or info.filename.endswith(f"/extra/{ENTRY_NAME}")
+
+
+def _read_entry(archive: zipfile.ZipFile, path: str) -> JsonFields:
+    entries = [info for info in archive.infolist() if _is_entry(info)]
+    if len(entries) != 1:
+        raise CorruptArtifact(f"must hold one {ENTRY_NAME}, but holds {len(entries)}", path=path)
+    if entries[0].file_size > MAX_JSON_BYTES:
+        raise CorruptArtifact(f"its {ENTRY_NAME} is above {MAX_JSON_BYTES:,} bytes", path=path)
+    raw = parse_json_object(archive.read(entries[0]), path=path)
+    fields = JsonFields(raw, path=path, prefix=f"{ENTRY_NAME}: ")
+    check_format_version(fields)
+    fields.refuse_unknown(_KEYS)
+    return fields
+
+
+def _parse(fields: JsonFields) -> ProgramFile:
+    path = fields.path
+    memory = ProgramMemory(
+        name=fields.text("name"), alloc=_grids(fields, "alloc"), caches=_grids(fields, "dram")
+    )
+    return ProgramFile(
+        name=memory.name,
+        path=path,
+        kvcache_num_blocks=fields.integer("kvcache_num_blocks"),
+        memory=memory,
+        graph=fields.nested("graph").values,
+    )
+
+
+def _grids(fields: JsonFields, key: str) -> dict[str, Grid]:
+    sizes = fields.nested(key)
+    return {name: _grid(sizes, name) for name in sizes.values}
+
+
+def _grid(fields: JsonFields, name: str) -> Grid:
+    value = fields.values[name]
+    if isinstance(value, list) and value and all(_is_node(node) for node in value):
+        return tuple(tuple(node) for node in value)
+    raise fields.corrupt(name, "must be a list of lists of bytes, [node][chiplet]")
+
+
+def _is_node(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(size) is int and 0 <= size <= _MAX_BYTES for size in value)
+    )

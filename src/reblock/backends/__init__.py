@@ -1,0 +1,5 @@
+"""Compilers behind reblock, one package or module each.
+
+A backend turns a model into an artifact and runs what it compiled. Nothing here is imported
+before a command needs it, because most commands work on artifacts alone.
+"""

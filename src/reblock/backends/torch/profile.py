@@ -1,0 +1,125 @@
+"""Measures what the programs of a new artifact take besides weights and KV cache.
+
+    python -m reblock.backends.torch.profile DIRECTORY REFERENCE
+
+runs in a process of its own, the way `reblock generate` would: the same libraries, the tokenizer,
+every program at its largest shapes, the sampler. It prints one line of JSON,
+{"runtime_bytes": r, "workspace_bytes": w, "error": e}:
+
+    runtime     what is resident once everything is loaded, less weights and KV cache
+    workspace   how far the peak rises above that while the programs run
+    error       |compiled - transformers| / |transformers|, of the logits in REFERENCE
+
+DIRECTORY holds an artifact of one block. Linux counts the resident memory; see proc_pid_status(5).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+from reblock.artifact.reader import Artifact, open_artifact
+from reblock.backends.torch.runner import TorchRunner
+from reblock.engine.request import SamplingParams
+from reblock.engine.sampler import make_sampler
+from reblock.errors import ReblockError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["resident_bytes"]
+
+
+def resident_bytes(field: str) -> int:
+    """Return VmRSS (resident now) or VmHWM (the most there was) of this process, in bytes."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        for line in file:
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    raise ReblockError(f"the system does not tell {field} of a process in /proc/self/status")
+
+
+def _touch(runner: TorchRunner) -> int:
+    """Bring all weights into memory and return their bytes."""
+    total = 0
+    for tensor in runner.weights.values():
+        flat = tensor.reshape(-1).view(torch.uint8)
+        flat[::4096].sum()
+        total += flat.numel()
+    return total
+
+
+def _run_largest(runner: TorchRunner) -> None:
+    """Run every program at its largest shapes; all blocks of a table may be the same one."""
+    limits = runner.limits
+    table = [0] * limits.num_blocks_for(limits.max_seq_len)
+    sampler = make_sampler(
+        SamplingParams(max_new_tokens=1, temperature=0.8, top_k=50, top_p=0.9, min_p=0.01, seed=0)
+    )
+    chunk = limits.prefill_chunk_size
+    logits = runner.prefill([0] * chunk, limits.max_seq_len - chunk, table, 0)
+    sampler(logits, [0])
+    for size in limits.decoder_batch_sizes:
+        rows = runner.decode(
+            [0] * size, [limits.max_seq_len - 1] * size, [table] * size, list(range(size))
+        )
+        for row in rows:
+            sampler(row, [0])
+
+
+def _compare(artifact: Artifact, reference: dict[str, Tensor]) -> float:
+    """Return how far the compiled logits are from the reference, relative to its norm."""
+    ids = reference["input_ids"].tolist()
+    expected = reference["logits"]  # [n, vocabulary], after each of the last n tokens
+    steps = len(expected)
+    runner = TorchRunner(artifact, -(-len(ids) // artifact.config.kvcache_block_size))
+    table = list(range(runner.limits.num_blocks))
+    chunk = runner.limits.prefill_chunk_size
+    prompt = ids[: len(ids) - steps + 1]
+    for start in range(0, len(prompt), chunk):
+        logits = runner.prefill(prompt[start : start + chunk], start, table, 0)
+    computed = [logits]
+    for position in range(len(prompt), len(ids)):
+        computed.append(runner.decode([ids[position]], [position], [table], [0])[0])
+    difference = torch.linalg.vector_norm(torch.stack(computed) - expected)
+    return float(difference / torch.linalg.vector_norm(expected))
+
+
+def main() -> None:
+    """Measure the artifact that the command line names and print the result."""
+    directory, reference_path = sys.argv[1:]
+    from safetensors.torch import load_file
+
+    from reblock.engine.text import Tokenizer
+
+    artifact = open_artifact(directory)
+    tokenizer = None
+    if os.path.exists(os.path.join(directory, "tokenizer_config.json")):
+        tokenizer = Tokenizer.load(directory)
+    runner = TorchRunner(artifact, artifact.config.kvcache_num_blocks)
+    held = _touch(runner) + runner.kv_bytes
+    gc.collect()
+    loaded = resident_bytes("VmRSS")
+    _run_largest(runner)
+    _run_largest(runner)
+    peak = resident_bytes("VmHWM")
+    del runner, tokenizer
+    error = _compare(artifact, load_file(reference_path))
+    print(
+        json.dumps(
+            {
+                "runtime_bytes": max(0, loaded - held),
+                "workspace_bytes": max(0, peak - loaded),
+                "error": error,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

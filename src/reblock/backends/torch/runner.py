@@ -1,0 +1,153 @@
+"""Runs the compiled programs of an artifact on a KV cache of the size that it states."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from reblock.artifact.reader import Artifact
+from reblock.backends.torch.host import check_host
+from reblock.backends.torch.kv_cache import KVCache, allocate
+from reblock.backends.torch.program import LoadedProgram, ProgramInputs
+from reblock.backends.torch.weights import map_weights
+from reblock.engine.limits import EngineLimits
+from reblock.errors import BadArtifact
+
+if TYPE_CHECKING:
+    from reblock.config import RBLNConfig
+
+__all__ = ["TorchRunner", "load_runner"]
+
+
+class TorchRunner:
+    """The torch backend's side of `reblock.engine.Runner`."""
+
+    def __init__(self, artifact: Artifact, num_blocks: int) -> None:
+        config = artifact.config
+        self._config = config
+        self.cache: KVCache = allocate(config.cache_metas, num_blocks)
+        assert config.reblock is not None
+        self.weights = map_weights(artifact.directory, config.reblock.weights)
+        self._limits = _limits(artifact.directory, config, num_blocks)
+        self._prefill: LoadedProgram | None = None
+        self._decoders: dict[int, LoadedProgram] = {}
+        for file in artifact.programs:
+            program = LoadedProgram(file, self.weights, self.cache.tensors)
+            if file.name == "prefill":
+                self._prefill = program
+            else:
+                self._decoders[program.batch] = program
+        if self._prefill is None or sorted(self._decoders) != sorted(config.decoder_batch_sizes):
+            raise BadArtifact(
+                f"needs the programs prefill and decoder_batch_N for {config.decoder_batch_sizes}",
+                path=artifact.directory,
+            )
+
+    @property
+    def limits(self) -> EngineLimits:
+        """The sizes of the programs and of the cache."""
+        return self._limits
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes that the KV cache takes."""
+        return self.cache.num_bytes
+
+    def prefill(
+        self, token_ids: list[int], start: int, block_table: list[int], slot: int
+    ) -> Tensor:
+        """Read one chunk of a prompt; see `reblock.engine.Runner`."""
+        assert self._prefill is not None
+        program = self._prefill
+        count = len(token_ids)
+        inputs = ProgramInputs(
+            input_ids=torch.tensor([token_ids + [token_ids[-1]] * (program.tokens - count)]),
+            start=torch.tensor([start]),
+            num_tokens=torch.tensor([count]),
+            num_rows=torch.tensor([1]),
+            block_tables=torch.tensor([self._used(block_table, start + count)]),
+            slots=torch.tensor([slot]),
+        )
+        return program.run(inputs)[0]
+
+    def decode(
+        self,
+        token_ids: list[int],
+        positions: list[int],
+        block_tables: list[list[int]],
+        slots: list[int],
+    ) -> Tensor:
+        """Read one token of each request; see `reblock.engine.Runner`."""
+        rows = len(token_ids)
+        program = self._decoders[self._limits.decoder_for(rows)]
+        real = list(range(rows))
+        padded = real + [rows - 1] * (program.batch - rows)
+        used = [
+            self._used(table, position + 1)
+            for table, position in zip(block_tables, positions, strict=True)
+        ]
+        width = max(map(len, used))
+        # A short table is filled up with its own first block, whose tokens are masked there.
+        tables = [table + table[:1] * (width - len(table)) for table in used]
+        inputs = ProgramInputs(
+            input_ids=torch.tensor([[token_ids[row]] for row in padded]),
+            start=torch.tensor([positions[row] for row in padded]),
+            num_tokens=torch.ones(program.batch, dtype=torch.int64),
+            num_rows=torch.tensor([rows]),
+            block_tables=torch.tensor([tables[row] for row in padded]),
+            slots=torch.tensor([slots[row] for row in padded]),
+        )
+        return program.run(inputs)[:rows]
+
+    def _used(self, block_table: list[int], num_tokens: int) -> list[int]:
+        """Return the blocks that hold the first `num_tokens` tokens."""
+        return block_table[: self._limits.num_blocks_for(num_tokens)]
+
+
+def _limits(directory: str, config: RBLNConfig, num_blocks: int) -> EngineLimits:
+    return EngineLimits(
+        num_blocks=num_blocks,
+        block_size=config.kvcache_block_size,
+        max_seq_len=config.max_seq_len,
+        max_batch=config.batch_size,
+        decoder_batch_sizes=config.decoder_batch_sizes,
+        prefill_chunk_size=config.prefill_chunk_size,
+        eos_token_ids=_eos_token_ids(directory),
+    )
+
+
+def _eos_token_ids(directory: str) -> tuple[int, ...]:
+    """Return the tokens that end an answer; the generation settings go before the model's."""
+    for name in ("generation_config.json", "config.json"):
+        path = os.path.join(directory, name)
+        if not os.path.exists(path):
+            continue
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file).get("eos_token_id")
+        if value is not None:
+            return tuple(value) if isinstance(value, list) else (value,)
+    return ()
+
+
+def load_runner(artifact: Artifact, num_threads: int | None = None) -> TorchRunner:
+    """Load an artifact's programs and take the memory of its KV cache.
+
+    Args:
+        artifact: an artifact of the torch backend.
+        num_threads: threads for the programs; None for torch's own choice, all cores.
+
+    Raises:
+        HostMismatch: it was compiled for another torch or another processor.
+        CorruptArtifact: a program or the weights cannot be loaded.
+        DoesNotFit: there is not enough memory for its KV cache.
+    """
+    config = artifact.config
+    assert config.reblock is not None
+    check_host(config.reblock, path=artifact.directory, torch_version=torch.__version__)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    return TorchRunner(artifact, config.kvcache_num_blocks)

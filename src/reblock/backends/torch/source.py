@@ -1,0 +1,228 @@
+"""Where a model comes from: a directory, a GGUF file or a hub id, read through transformers.
+
+The one place that touches a transformers configuration: what the rest needs of it is in
+`ModelSource`, and what cannot be compiled is refused here before any weight is read.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from reblock.backends.torch import attention, experts
+from reblock.backends.torch.refusal import NotCompilable
+
+if TYPE_CHECKING:
+    from reblock.options import Dtype
+
+__all__ = [
+    "ModelSource",
+    "check_compilable",
+    "check_rotary_limit",
+    "load_model",
+    "open_source",
+    "save_description",
+    "shape_model",
+    "torch_dtype",
+]
+
+TORCH_DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def torch_dtype(name: Dtype) -> torch.dtype:
+    """Return the torch type of that name."""
+    return TORCH_DTYPES[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """A model that was found, with its configuration and nothing heavy yet.
+
+    `arguments` are what every `from_pretrained` of transformers takes to find the model again.
+    """
+
+    name: str
+    arguments: tuple[str, dict[str, Any]]
+    config: Any
+    num_layers: int
+    max_position_embeddings: int | None
+    model_type: str
+    architecture: str
+    checkpoint_dtype: Literal["float32", "bfloat16", "float16", "other"]
+
+
+def _find(model_id: str) -> tuple[str, dict[str, Any]]:
+    if os.path.isfile(model_id):
+        if not model_id.endswith(".gguf"):
+            raise NotCompilable("it is a file, but only .gguf files are read; give its directory")
+        directory, name = os.path.split(os.path.abspath(model_id))
+        return directory, {"gguf_file": name}
+    if os.path.isdir(model_id):
+        if not os.path.exists(os.path.join(model_id, "config.json")):
+            raise NotCompilable("the directory has no config.json, so it holds no model")
+        return model_id, {}
+    if model_id.endswith(".gguf") or model_id.startswith((".", "/", "~")) or model_id.count("/") > 1:
+        raise NotCompilable("there is no such file or directory")
+    return model_id, {}
+
+
+def open_source(model_id: str) -> ModelSource:
+    """Find a model and read its configuration.
+
+    Raises:
+        NotCompilable: it is not there, or its configuration cannot be read.
+    """
+    from transformers import AutoConfig
+
+    where, arguments = _find(model_id)
+    try:
+        config = AutoConfig.from_pretrained(where, **arguments)
+    except (OSError, ValueError, KeyError) as error:
+        raise NotCompilable(f"its configuration cannot be read: {error}") from error
+    if "gguf_file" in arguments:
+        # What the file calls itself is no place to find it again.
+        config._name_or_path = model_id
+    dtype = getattr(config, "dtype", None)
+    names = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+    architectures = getattr(config, "architectures", None) or []
+    return ModelSource(
+        name=model_id,
+        arguments=(where, arguments),
+        config=config,
+        num_layers=int(getattr(config, "num_hidden_layers", 0) or 0),
+        max_position_embeddings=getattr(config, "max_position_embeddings", None),
+        model_type=str(config.model_type),
+        architecture=str(architectures[0]) if architectures else "",
+        checkpoint_dtype="float32" if dtype is None else names.get(dtype, "other"),  # type: ignore[arg-type]
+    )
+
+
+_PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+
+
+def check_compilable(config: Any) -> None:
+    """Refuse what a configuration alone shows to be impossible.
+
+    Raises:
+        NotCompilable: with the reason.
+    """
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
+        raise NotCompilable("it attends across to an encoder; only decoder-only models are compiled")
+    if getattr(config, "kv_lora_rank", None):
+        raise NotCompilable(
+            "it has latent attention (kv_lora_rank), which transformers expands to full keys and "
+            "values; the cache would be many times what such a model is chosen for"
+        )
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise NotCompilable("some of its layers read another layer's cache (num_kv_shared_layers)")
+    if getattr(config, "quantization_config", None) is not None:
+        raise NotCompilable("its weights are quantized; compile the original in bfloat16 instead")
+    if getattr(config, "use_bidirectional_attention", False):
+        raise NotCompilable("its attention looks ahead (use_bidirectional_attention)")
+    kinds = set(getattr(config, "layer_types", None) or []) - _PLAIN_LAYERS
+    if kinds:
+        raise NotCompilable(
+            f"it has layers of kind {', '.join(sorted(kinds))}; layers with full or sliding "
+            "attention are compiled, those with recurrent state or chunks are not"
+        )
+    from transformers import AutoModelForCausalLM
+
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise NotCompilable(f"transformers has no causal language model for {config.model_type!r}")
+
+
+def check_rotary_limit(config: Any, max_seq_len: int) -> None:
+    """Refuse rotary tables that change while a sequence grows.
+
+    Raises:
+        NotCompilable: the model switches tables at a length below `max_seq_len`.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    tables = parameters.values() if _is_nested(parameters) else [parameters]
+    for table in tables:
+        kind = table.get("rope_type", "default")
+        if kind not in ("dynamic", "longrope"):
+            continue
+        limit = table.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        limit = limit or config.max_position_embeddings
+        if max_seq_len > limit:
+            raise NotCompilable(
+                f"its {kind!r} rotary embedding changes once a sequence is longer than {limit} "
+                "tokens, which would contradict keys that are in the cache already; lower "
+                f"max_seq_len to {limit}"
+            )
+
+
+def _is_nested(parameters: dict[str, Any]) -> bool:
+    return bool(parameters) and all(isinstance(value, dict) for value in parameters.values())
+
+
+def shape_model(config: Any, dtype: Dtype) -> nn.Module:
+    """Return the model without weights, on the meta device, with paged attention in place.
+
+    Raises:
+        NotCompilable: its code does not take an attention from outside.
+    """
+    from transformers import AutoModelForCausalLM
+
+    attention.register()
+    experts.register()
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    if isinstance(model_class, tuple):
+        model_class = model_class[0]
+    if getattr(model_class, "_is_stateful", False):
+        raise NotCompilable("it keeps a recurrent state, which is not a KV cache")
+    if not getattr(model_class, "_supports_attention_backend", False):
+        raise NotCompilable(
+            f"transformers' {model_class.__name__} has an attention of its own that cannot be "
+            "replaced (it does not use the shared attention interface)"
+        )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config, attn_implementation=attention.ATTENTION_NAME, dtype=torch_dtype(dtype)
+        )
+    # Set on the models' own copy of the configuration: models without experts ignore it.
+    model.config._experts_implementation = experts.EXPERTS_NAME
+    eval_model: nn.Module = model.eval()
+    return eval_model
+
+
+def load_model(source: ModelSource, dtype: Dtype) -> nn.Module:
+    """Return the model with its weights in memory and transformers' own attention.
+
+    Raises:
+        NotCompilable: the weights cannot be read.
+    """
+    from transformers import AutoModelForCausalLM
+
+    where, arguments = source.arguments
+    try:
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=torch_dtype(dtype), **arguments)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise NotCompilable(f"its weights cannot be read: {error}") from error
+    loaded: nn.Module = model.eval()
+    return loaded
+
+
+def save_description(source: ModelSource, directory: str) -> None:
+    """Write the Hugging Face files that describe the model: configuration and tokenizer."""
+    from transformers import AutoTokenizer, GenerationConfig
+
+    source.config.save_pretrained(directory)
+    where, arguments = source.arguments
+    try:
+        AutoTokenizer.from_pretrained(where, **arguments).save_pretrained(directory)
+    except (OSError, ValueError, KeyError, TypeError):
+        # A model without a tokenizer still runs on token ids.
+        pass
+    try:
+        generation = GenerationConfig.from_pretrained(where)
+    except OSError:
+        generation = GenerationConfig.from_model_config(source.config)
+    generation.save_pretrained(directory)

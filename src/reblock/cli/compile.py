@@ -1,0 +1,111 @@
+"""`reblock compile`: a thin face of the torch backend."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import fields
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from reblock.artifact.stage import check_destination
+from reblock.cli.parser import Once, add_json, add_output_dir, non_empty
+from reblock.cli.progress import TerminalProgress
+from reblock.errors import MissingDependency, UsageError
+from reblock.options import CompileOptions
+from reblock.units import format_gib
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+_HELP = {
+    "batch_size": ("N", "sequences that run side by side (default: 1)"),
+    "max_seq_len": ("N", "longest sequence in tokens (default: what the model was made for)"),
+    "dtype": ("TYPE", "float32 or bfloat16 (default: the model's own)"),
+    "attn_impl": ("KIND", "flash_attn or eager (default: flash_attn where it is possible)"),
+    "kvcache_partition_len": ("N", "tokens that flash attention works on at a time"),
+    "kvcache_block_size": ("N", "tokens in a block of KV cache"),
+    "kvcache_num_blocks": ("N", "blocks of KV cache (default: as many as fit)"),
+    "prefill_chunk_size": ("N", "tokens of a prompt that are read at a time (default: 128)"),
+    "decoder_batch_sizes": ("N,...", "batch sizes to compile decoders for (default: batch_size)"),
+    "memory_budget": (
+        "BUDGET",
+        "memory that weights, workspace and KV cache may take: 0.8, 80%%, 10GB (default: all)",
+    ),
+    "npu": ("NAME", "device to compile for (default: cpu)"),
+    "num_threads": ("N", "threads that the programs run with (default: one per core)"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `reblock compile`."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        type=non_empty,
+        help="Hugging Face directory or id, or a GGUF file",
+    )
+    add_output_dir(parser, "where to write the artifact (default: named after MODEL, here)")
+    for field in fields(CompileOptions):
+        metavar, text = _HELP[field.name]
+        option = "--" + field.name.replace("_", "-")
+        parser.add_argument(option, metavar=metavar, action=Once, help=text)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile the model."""
+    names = [field.name for field in fields(CompileOptions)]
+    keys = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    return compile_to_artifact(args.model, args.output_dir, keys, as_json=args.json)
+
+
+def compile_to_artifact(
+    model: str, output_dir: str | None, keys: Mapping[str, str], *, as_json: bool
+) -> int:
+    """Compile `model` with the `rbln_config` keys given as text, and print the outcome."""
+    options = CompileOptions.from_keys(keys)
+    output_dir = default_output_dir(model) if output_dir is None else output_dir
+    # Now and not after minutes of compiling.
+    check_destination(output_dir, source=model if os.path.isdir(model) else None)
+    if find_spec("torch") is None:
+        raise MissingDependency(
+            "compiling needs torch, which is not installed: pip install 'reblock[torch]'",
+            package="torch",
+            install="pip install 'reblock[torch]'",
+        )
+    from reblock.backends.torch import compile_model
+
+    report = compile_model(model, output_dir, options, TerminalProgress())
+    sizing, seconds = report.sizing, sum(report.seconds.values())
+    if as_json:
+        outcome = {
+            "output_dir": report.output_dir,
+            "kvcache_num_blocks": sizing.num_blocks,
+            "num_min_blocks": sizing.bounds.minimum,
+            "num_full_blocks": sizing.bounds.full,
+            "limited_by": sizing.limited_by,
+            "budget_bytes": sizing.budget_bytes,
+            "seconds": report.seconds,
+        }
+        print(json.dumps(outcome))
+    else:
+        print(f"written to          {report.output_dir}, in {seconds:.0f} s")
+        print(f"kvcache_num_blocks  {sizing.num_blocks}, of at most {sizing.bounds.full}")
+        print(f"memory budget       {format_gib(sizing.budget_bytes)}")
+    return 0
+
+
+def default_output_dir(model: str) -> str:
+    """Return the name of the model, without its owner or `.gguf`, as a directory here.
+
+    Raises:
+        UsageError: The model's path has no name, as `..` has none.
+    """
+    name = os.path.basename(model.rstrip("/"))
+    if name.lower().endswith(".gguf"):
+        name = name[: -len(".gguf")]
+    if name in ("", ".", ".."):
+        raise UsageError(f"{model!r} gives the artifact no name; choose one with --output-dir")
+    return name

@@ -1,0 +1,262 @@
+"""`reblock generate`: answer prompts, as many side by side as the KV cache holds."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from reblock.cli.parser import Once, add_directory, add_json
+from reblock.engine.request import SamplingParams
+from reblock.errors import MissingDependency, UsageError
+from reblock.units import format_gib
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable
+
+    from reblock.engine.detokenizer import Detokenizer
+    from reblock.engine.engine import Engine, TokenOutput
+    from reblock.engine.request import FinishReason
+    from reblock.engine.text import Tokenizer
+
+DEFAULT_NEW_TOKENS = 256
+MAX_PROMPT_FILE_BYTES = 64 * 2**20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `reblock generate`."""
+    add_directory(parser)
+    parser.add_argument(
+        "--prompt",
+        dest="prompts",
+        metavar="TEXT",
+        action="append",
+        type=lambda text: ("text", text),
+        help="a prompt; give it several times to answer several side by side",
+    )
+    parser.add_argument(
+        "--prompt-file",
+        dest="prompts",
+        metavar="FILE",
+        action="append",
+        type=lambda path: ("file", path),
+        help="a file that holds one prompt, or - for standard input",
+    )
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="continue the prompt itself: leave the model's chat template out",
+    )
+    _add_sampling_arguments(parser)
+    parser.add_argument(
+        "--threads", metavar="N", action=Once, type=int, help="threads to compute with"
+    )
+    parser.add_argument(
+        "--no-stream", action="store_true", help="print an answer only when it is complete"
+    )
+    add_json(parser)
+
+
+def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    def add(option: str, kind: type, text: str) -> None:
+        metavar = "N" if kind is int else "X"
+        parser.add_argument(option, metavar=metavar, action=Once, type=kind, help=text)
+
+    add(
+        "--max-new-tokens",
+        int,
+        f"tokens per answer, at most (default: {DEFAULT_NEW_TOKENS}, or what there is room for)",
+    )
+    add("--temperature", float, "0, the default, takes the most probable token each time")
+    add("--top-k", int, "sample from the N most probable tokens")
+    add("--top-p", float, "sample from the fewest tokens whose probabilities reach this sum")
+    add("--min-p", float, "sample from tokens at least this probable, relative to the best one")
+    add("--repetition-penalty", float, "above 1 makes tokens that occurred less probable")
+    add("--seed", int, "makes sampling repeatable")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Answer:
+    """One prompt and its answer as it grows."""
+
+    prompt: str
+    prompt_ids: list[int]
+    detokenizer: Detokenizer
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+
+    def take(self, output: TokenOutput) -> str:
+        """Add a token and return the text that came of it."""
+        self.token_ids.append(output.token_id)
+        self.finish_reason = output.finish_reason
+        # the token that ends an answer is no part of its text, whether it is special or not
+        piece = "" if output.finish_reason == "stop" else self.detokenizer.add(output.token_id)
+        if output.finished:
+            piece += self.detokenizer.flush()
+        self.text += piece
+        return piece
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer the prompts and print the answers."""
+    prompts = [_read_prompt(kind, value) for kind, value in args.prompts or ()]
+    if not prompts:
+        raise UsageError("nothing to answer: give a --prompt or a --prompt-file")
+    if args.threads is not None and args.threads < 1:
+        raise UsageError(f"--threads must be at least 1, not {args.threads}")
+    params = _sampling_params(args)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # a model may write characters that the terminal's encoding lacks
+        sys.stdout.reconfigure(errors="replace")
+    engine, tokenizer = _load(args.directory, args.threads)
+    answers: dict[int, _Answer] = {}
+    for prompt in prompts:
+        prompt_ids = tokenizer.encode(prompt, raw=args.raw)
+        if args.max_new_tokens is None:
+            room = engine.limits.max_request_tokens - len(prompt_ids)
+            params = replace(params, max_new_tokens=max(1, min(DEFAULT_NEW_TOKENS, room)))
+        detokenizer = tokenizer.detokenizer(prompt_ids, raw=args.raw)
+        answers[engine.add(prompt_ids, params)] = _Answer(
+            prompt=prompt, prompt_ids=prompt_ids, detokenizer=detokenizer
+        )
+    _serve(engine, answers, args)
+    return 0
+
+
+def _read_prompt(kind: str, value: str) -> str:
+    if kind == "text":
+        return value
+    try:
+        if value == "-":
+            data = sys.stdin.buffer.read(MAX_PROMPT_FILE_BYTES + 1)
+        else:
+            with open(value, "rb") as file:
+                data = file.read(MAX_PROMPT_FILE_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read the prompt file {value!r}: {error.strerror}") from error
+    if len(data) > MAX_PROMPT_FILE_BYTES:
+        raise UsageError(
+            f"the prompt file {value!r} is larger than {MAX_PROMPT_FILE_BYTES:,} bytes"
+        )
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the prompt file {value!r} is not UTF-8: {error}") from error
+
+
+def _sampling_params(args: argparse.Namespace) -> SamplingParams:
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    max_new_tokens = 1 if args.max_new_tokens is None else args.max_new_tokens
+    params = SamplingParams(max_new_tokens=max_new_tokens, **given)
+    idle = [name for name in ("top_k", "top_p", "min_p", "seed") if name in given]
+    if params.temperature == 0 and idle:
+        options = ", ".join("--" + name.replace("_", "-") for name in idle)
+        print(
+            f"warning: without effect unless --temperature is above 0: {options}", file=sys.stderr
+        )
+    return params
+
+
+def _load(directory: str, num_threads: int | None) -> tuple[Engine, Tokenizer]:
+    for package in ("torch", "transformers"):
+        if find_spec(package) is None:
+            install = "pip install 'reblock[torch]'"
+            raise MissingDependency(
+                f"generating text needs {package}, which is not installed: {install}",
+                package=package,
+                install=install,
+            )
+    from reblock.artifact.reader import open_artifact
+    from reblock.backends.torch import load_runner
+    from reblock.engine.engine import Engine
+    from reblock.engine.text import Tokenizer
+
+    artifact = open_artifact(directory)
+    tokenizer = Tokenizer.load(directory)
+    runner = load_runner(artifact, num_threads)
+    eos_token_ids = {*runner.limits.eos_token_ids, *tokenizer.eos_token_ids}
+    return Engine(runner, eos_token_ids=eos_token_ids), tokenizer
+
+
+def _serve(engine: Engine, answers: dict[int, _Answer], args: argparse.Namespace) -> None:
+    """Run all requests to their end and print what `args` ask for."""
+    streams = len(answers) == 1 and not args.no_stream and not args.json
+    unprinted = list(answers.values())
+    num_answers = len(unprinted)
+    most_running = 0
+    start_s = time.perf_counter()
+    while engine.has_work:
+        outputs = engine.step()
+        # an answer that ended in this step ran until just now
+        num_ended = sum(output.finished for output in outputs)
+        most_running = max(most_running, engine.num_running + num_ended)
+        for output in outputs:
+            piece = answers[output.request_id].take(output)
+            if streams and piece:
+                print(piece, end="", flush=True)
+        while not args.json and unprinted and unprinted[0].finish_reason is not None:
+            number = num_answers - len(unprinted) + 1
+            _print_answer(unprinted.pop(0), number, num_answers, streamed=streams)
+    seconds = time.perf_counter() - start_s
+    report = _report(engine, answers.values(), seconds, most_running)
+    if args.json:
+        print(json.dumps(report))
+    else:
+        print(_summary(engine, report), file=sys.stderr)
+
+
+def _print_answer(answer: _Answer, number: int, num_answers: int, *, streamed: bool) -> None:
+    if streamed:
+        print(flush=True)
+        return
+    if num_answers > 1:
+        print(f"--- {number} of {num_answers}: {_headline(answer.prompt)}")
+    print(answer.text, flush=True)
+
+
+def _headline(prompt: str, width: int = 60) -> str:
+    """The prompt on one line, shortened."""
+    words = " ".join(prompt.split())
+    return words if len(words) <= width else words[: width - 3] + "..."
+
+
+def _report(
+    engine: Engine, answers: Iterable[_Answer], seconds: float, most_running: int
+) -> dict[str, object]:
+    results = [
+        {
+            "prompt": answer.prompt,
+            "text": answer.text,
+            "num_prompt_tokens": len(answer.prompt_ids),
+            "token_ids": answer.token_ids,
+            "finish_reason": answer.finish_reason,
+        }
+        for answer in answers
+    ]
+    num_new_tokens = sum(len(answer.token_ids) for answer in answers)
+    return {
+        "results": results,
+        "num_new_tokens": num_new_tokens,
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(num_new_tokens / seconds, 2),
+        "most_running": most_running,
+        "kvcache_num_blocks": engine.limits.num_blocks,
+        "kvcache_block_size": engine.limits.block_size,
+        "kv_bytes": engine.kv_bytes,
+    }
+
+
+def _summary(engine: Engine, report: dict[str, object]) -> str:
+    return (
+        f"{report['num_new_tokens']} tokens in {report['seconds']} s, "
+        f"{report['tokens_per_second']} tokens/s, {report['most_running']} side by side; "
+        f"KV cache: {engine.limits.num_blocks:,} blocks of {engine.limits.block_size:,} tokens, "
+        f"{format_gib(engine.kv_bytes)}"
+    )

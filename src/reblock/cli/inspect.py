@@ -1,0 +1,264 @@
+"""`reblock inspect`: what an artifact holds, and where its memory goes, term by term."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from reblock.artifact.reader import open_artifact
+from reblock.cli.parser import add_directory, add_json
+from reblock.config import DTYPE_BYTES
+from reblock.errors import DoesNotFit
+from reblock.sizing import capacity, chiplet_uses, estimate
+from reblock.units import format_gib
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable
+
+    from rich.table import Table
+
+    from reblock.artifact.reader import Artifact
+    from reblock.config import CacheMeta
+    from reblock.sizing import Capacity, ChipletUse
+
+_WIDTH = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheGroup:
+    """Caches of one artifact that are alike; bytes are of all of them on all devices."""
+
+    layer_type: str
+    num_layers: int
+    num_tensors: int
+    is_resizable: bool
+    dtype: str
+    block_shape: tuple[int, ...]
+    num_blocks: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything that `inspect` shows.
+
+    `num_fitting_blocks` is how many blocks the whole device would hold, and None where not even
+    the minimum fits.
+    """
+
+    artifact: Artifact
+    available_bytes: int
+    caches: tuple[CacheGroup, ...]
+    chiplets: tuple[ChipletUse, ...]
+    num_fitting_blocks: int | None
+
+    @property
+    def tightest(self) -> ChipletUse:
+        """The chiplet with the least memory left."""
+        return min(self.chiplets, key=lambda use: use.free_bytes)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `reblock inspect`."""
+    add_directory(parser)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report, as tables or as JSON."""
+    report = _report(open_artifact(args.directory))
+    if args.json:
+        print(json.dumps(_as_object(report)))
+    else:
+        _print_tables(report)
+    return 0
+
+
+def _report(artifact: Artifact) -> Report:
+    plan, device = artifact.memory_plan(), artifact.device()
+    try:
+        fitting = estimate(plan, artifact.bounds, device=device).num_blocks
+    except DoesNotFit:
+        fitting = None
+    return Report(
+        artifact=artifact,
+        available_bytes=device.available_bytes,
+        caches=_group_caches(artifact.config.cache_metas, plan.current_blocks),
+        chiplets=chiplet_uses(plan, plan.current_blocks, device.available_bytes),
+        num_fitting_blocks=fitting,
+    )
+
+
+def _group_caches(metas: Iterable[CacheMeta], num_blocks: int) -> tuple[CacheGroup, ...]:
+    groups: dict[tuple[str, bool, str, tuple[int, ...], int], list[CacheMeta]] = {}
+    for meta in metas:
+        held = num_blocks if meta.is_resizable else meta.shape[0]
+        key = (meta.layer_type, meta.is_resizable, meta.dtype, meta.shape[1:], held)
+        groups.setdefault(key, []).append(meta)
+    return tuple(
+        CacheGroup(
+            layer_type=layer_type,
+            num_layers=len({meta.layer_index for meta in members}),
+            num_tensors=len(members),
+            is_resizable=is_resizable,
+            dtype=dtype,
+            block_shape=shape,
+            num_blocks=held,
+            num_bytes=len(members) * held * math.prod(shape) * DTYPE_BYTES[dtype],
+        )
+        for (layer_type, is_resizable, dtype, shape, held), members in groups.items()
+    )
+
+
+def _as_object(report: Report) -> dict[str, object]:
+    artifact, config = report.artifact, report.artifact.config
+    holds = _capacity(artifact)
+    return {
+        "directory": artifact.directory,
+        "backend": config.backend,
+        "device": config.npu,
+        "num_devices": config.num_devices,
+        "available_bytes": report.available_bytes,
+        "programs": [program.name for program in artifact.programs],
+        "attn_impl": config.attn_impl,
+        "batch_size": config.batch_size,
+        "max_seq_len": config.max_seq_len,
+        "kvcache_block_size": config.kvcache_block_size,
+        "kvcache_num_blocks": config.kvcache_num_blocks,
+        "num_min_blocks": artifact.bounds.minimum,
+        "num_full_blocks": artifact.bounds.full,
+        "num_fitting_blocks": report.num_fitting_blocks,
+        "num_tokens": holds.num_tokens,
+        "num_full_sequences": holds.num_full_sequences,
+        "longest_sequence_tokens": holds.longest_sequence_tokens,
+        "caches": [asdict(group) for group in report.caches],
+        "chiplets": [asdict(use) | {"free_bytes": use.free_bytes} for use in report.chiplets],
+    }
+
+
+def _capacity(artifact: Artifact) -> Capacity:
+    config = artifact.config
+    return capacity(
+        config.kvcache_num_blocks,
+        block_size=config.kvcache_block_size,
+        max_seq_len=config.max_seq_len,
+        batch_size=config.batch_size,
+    )
+
+
+def _print_tables(report: Report) -> None:
+    from rich.console import Console
+
+    # Into a text first: rich would end the process itself where the reader of stdout is gone.
+    # Paths and names are shown as they are: no markup in them is obeyed.
+    console = Console(file=StringIO(), width=_WIDTH, markup=False, highlight=False)
+    with console.capture() as captured:
+        for table in (
+            _overview(report),
+            _cache_table(report.caches),
+            _memory_table(report),
+            _block_table(report),
+        ):
+            console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()))
+
+
+def _table(title: str, *columns: str) -> Table:
+    """Return a table whose first column is text and whose others are numbers."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, show_header=any(columns), pad_edge=False
+    )
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", overflow="fold")
+    return table
+
+
+def _overview(report: Report) -> Table:
+    from rich.table import Table
+
+    config = report.artifact.config
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
+    table.add_row("artifact", report.artifact.directory)
+    if config.reblock is not None:
+        info = config.reblock
+        table.add_row("model", f"{info.architecture}, {config.dtype}")
+        table.add_row("compiled", f"{info.backend} {info.torch_version}, {info.isa}")
+    table.add_row(
+        "device",
+        f"{config.num_devices} x {config.npu}, {format_gib(report.available_bytes)} available",
+    )
+    table.add_row("programs", ", ".join(program.name for program in report.artifact.programs))
+    table.add_row(
+        "attention",
+        f"{config.attn_impl}, blocks of {config.kvcache_block_size:,} tokens, "
+        f"{config.batch_size} sequences of up to {config.max_seq_len:,} tokens",
+    )
+    return table
+
+
+def _cache_table(groups: Iterable[CacheGroup]) -> Table:
+    table = _table("\nKV cache", "layers", "number", "tensors", "one block", "blocks", "bytes")
+    for group in groups:
+        shape = " x ".join(map(str, group.block_shape))
+        blocks = f"{group.num_blocks:,}" if group.is_resizable else f"{group.num_blocks:,} fixed"
+        table.add_row(
+            group.layer_type,
+            str(group.num_layers),
+            str(group.num_tensors),
+            f"{shape} {group.dtype}",
+            blocks,
+            format_gib(group.num_bytes),
+        )
+    return table
+
+
+def _memory_table(report: Report) -> Table:
+    use = report.tightest
+    where = ""
+    if len(report.chiplets) > 1:
+        where = (
+            f" of node {use.node}, chiplet {use.chiplet}, the tightest of {len(report.chiplets)}"
+        )
+    table = _table(f"\nMemory{where}", "", "", "bytes")
+    _add_size(table, "available", use.budget_bytes)
+    for term, num_bytes in use.static_bytes.items():
+        _add_size(table, f"- {term}", num_bytes)
+    _add_size(table, "- fixed KV cache", use.fixed_cache_bytes)
+    num_blocks = report.artifact.config.kvcache_num_blocks
+    per_block = format_gib(use.bytes_per_block)
+    _add_size(
+        table,
+        f"- resizable KV cache, {num_blocks:,} blocks of {per_block}",
+        use.resizable_cache_bytes,
+    )
+    _add_size(table, "- alignment", use.alignment_bytes)
+    _add_size(table, "= free", use.free_bytes)
+    return table
+
+
+def _add_size(table: Table, name: str, num_bytes: int) -> None:
+    size = format_gib(num_bytes) if num_bytes >= 0 else f"-{format_gib(-num_bytes)}"
+    table.add_row(name, size, f"{num_bytes:,}")
+
+
+def _block_table(report: Report) -> Table:
+    artifact, holds = report.artifact, _capacity(report.artifact)
+    table = _table("\nBlocks", "", "")
+    table.add_row("now", f"{artifact.config.kvcache_num_blocks:,}")
+    table.add_row("fewest that work", f"{artifact.bounds.minimum:,}")
+    table.add_row("most that can be used", f"{artifact.bounds.full:,}")
+    fitting = report.num_fitting_blocks
+    table.add_row("most that fit the device", "none" if fitting is None else f"{fitting:,}")
+    table.add_row("tokens held now", f"{holds.num_tokens:,}")
+    table.add_row("full-length sequences side by side", f"{holds.num_full_sequences:,}")
+    table.add_row("longest sequence, tokens", f"{holds.longest_sequence_tokens:,}")
+    return table

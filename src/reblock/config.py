@@ -1,0 +1,319 @@
+"""`rbln_config.json`: what an artifact says about itself.
+
+Two tools write the file. Ours has an object under the key "reblock" and nothing in it that this
+version does not know; anything else is read as optimum-rbln's, whose further keys are kept.
+
+`kvcache_num_blocks` alone says how many blocks an artifact holds. The first dimension of a
+resizable cache's shape is the most it can ever use, and stays as it is when the cache is resized.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from reblock.block_count import parse_block_count
+from reblock.errors import ArtifactMismatch, UnknownFormat
+from reblock.json_fields import JsonFields, parse_json_object
+from reblock.sizing import BlockBounds, block_bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "DTYPE_BYTES",
+    "FORMAT_VERSION",
+    "CacheMeta",
+    "CompiledProgram",
+    "RBLNConfig",
+    "ReblockInfo",
+    "parse_config",
+]
+
+FORMAT_VERSION = 1
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", re.ASCII)
+
+_PROGRAM_KEYS = ("compiled_model_name", "input_info", "npu", "num_devices")
+_CACHE_KEYS = ("name", "layer_index", "shape", "layer_type", "is_auto", "dtype")
+_REBLOCK_KEYS = (
+    "format_version",
+    "reblock_version",
+    "backend",
+    "torch_version",
+    "isa",
+    "model_type",
+    "architecture",
+    "weights",
+)
+_KEYS = (
+    "cls_name",
+    "dtype",
+    "_compile_cfgs",
+    "batch_size",
+    "max_seq_len",
+    "attn_impl",
+    "kvcache_partition_len",
+    "kvcache_block_size",
+    "prefill_chunk_size",
+    "kvcache_num_blocks",
+    "sliding_window",
+    "sliding_window_layers",
+    "phases",
+    "decoder_batch_sizes",
+    "cache_metas",
+    "reblock",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheMeta:
+    """One cache tensor as it was compiled; `shape[0]` counts blocks."""
+
+    name: str
+    layer_index: int
+    shape: tuple[int, ...]
+    layer_type: str
+    is_auto: bool
+    dtype: str
+
+    @property
+    def is_resizable(self) -> bool:
+        """Whether the cache may change its block count after compilation."""
+        return self.is_auto and self.layer_type == "full_attention"
+
+    def bytes_at(self, num_blocks: int) -> int:
+        """Return the bytes on all devices together, at `num_blocks` where it is resizable."""
+        first = num_blocks if self.is_resizable else self.shape[0]
+        return first * math.prod(self.shape[1:]) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledProgram:
+    """One compiled program, which lies in `<name>.rbln`, and the devices it was compiled for."""
+
+    name: str
+    npu: str
+    num_devices: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReblockInfo:
+    """What reblock itself notes about an artifact that it compiled."""
+
+    format_version: int
+    reblock_version: str
+    backend: str
+    torch_version: str
+    isa: str
+    model_type: str
+    architecture: str
+    weights: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RBLNConfig:
+    """The part of `rbln_config.json` that reblock uses, checked; `raw` is all of it, as read.
+
+    `reblock` is None where another tool wrote the file.
+    """
+
+    cls_name: str
+    dtype: str
+    batch_size: int
+    max_seq_len: int
+    attn_impl: Literal["eager", "flash_attn"]
+    kvcache_partition_len: int | None
+    kvcache_block_size: int
+    kvcache_num_blocks: int
+    prefill_chunk_size: int
+    sliding_window: int | None
+    sliding_window_layers: tuple[int, ...]
+    phases: tuple[str, ...]
+    decoder_batch_sizes: tuple[int, ...]
+    cache_metas: tuple[CacheMeta, ...]
+    programs: tuple[CompiledProgram, ...]
+    reblock: ReblockInfo | None
+    raw: Mapping[str, object]
+    has_final_newline: bool
+
+    @property
+    def backend(self) -> str:
+        """The backend that can run the programs: "torch" or "rbln"."""
+        return "rbln" if self.reblock is None else self.reblock.backend
+
+    @property
+    def npu(self) -> str:
+        """The device that all programs were compiled for."""
+        return self.programs[0].npu
+
+    @property
+    def num_devices(self) -> int:
+        """How many such devices they span."""
+        return self.programs[0].num_devices
+
+    @property
+    def bounds(self) -> BlockBounds:
+        """The fewest and the most blocks that the programs can use."""
+        return block_bounds(
+            attn_impl=self.attn_impl,
+            max_seq_len=self.max_seq_len,
+            block_size=self.kvcache_block_size,
+            batch_size=self.batch_size,
+        )
+
+    @property
+    def resizable(self) -> dict[str, bool]:
+        """For the name of every cache, whether it can be resized."""
+        return {meta.name: meta.is_resizable for meta in self.cache_metas}
+
+    def with_num_blocks(self, num_blocks: int) -> RBLNConfig:
+        """Return the same configuration with another block count."""
+        num_blocks = parse_block_count(num_blocks)
+        raw = {**self.raw, "kvcache_num_blocks": num_blocks}
+        return replace(self, kvcache_num_blocks=num_blocks, raw=raw)
+
+    def to_json(self) -> str:
+        """Return the text of the file: every key that was read, in the order it was read in."""
+        return json.dumps(self.raw, indent=2) + ("\n" if self.has_final_newline else "")
+
+
+def parse_config(text: str | bytes, *, path: str) -> RBLNConfig:
+    """Return the configuration that `text` holds; `path` is named in errors.
+
+    Raises:
+        CorruptArtifact: It is no valid JSON object, or a key is missing or of the wrong type.
+        UnknownFormat: A newer reblock wrote it, or it has keys of ours that are not known.
+        ArtifactMismatch: Its programs are compiled for different devices.
+    """
+    raw = parse_json_object(text, path=path)
+    fields = JsonFields(raw, path=path)
+    reblock = _parse_reblock(fields)
+    programs = _parse_programs(fields, is_ours=reblock is not None)
+    caches = _parse_caches(fields, is_ours=reblock is not None)
+    config = RBLNConfig(
+        cls_name=fields.text("cls_name"),
+        dtype=fields.text("dtype"),
+        batch_size=fields.integer("batch_size"),
+        max_seq_len=fields.integer("max_seq_len"),
+        attn_impl=_parse_attn_impl(fields),
+        kvcache_partition_len=fields.optional_integer("kvcache_partition_len"),
+        kvcache_block_size=fields.integer("kvcache_block_size"),
+        kvcache_num_blocks=fields.integer("kvcache_num_blocks"),
+        prefill_chunk_size=fields.integer("prefill_chunk_size"),
+        sliding_window=fields.optional_integer("sliding_window"),
+        sliding_window_layers=fields.integers("sliding_window_layers", minimum=0),
+        phases=fields.texts("phases"),
+        decoder_batch_sizes=fields.integers("decoder_batch_sizes"),
+        cache_metas=caches,
+        programs=programs,
+        reblock=reblock,
+        raw=raw,
+        has_final_newline=text[-1:] in ("\n", b"\n"),
+    )
+    if config.kvcache_block_size > config.max_seq_len:
+        raise fields.corrupt("kvcache_block_size", f"is above max_seq_len, {config.max_seq_len}")
+    if max(config.decoder_batch_sizes, default=0) > config.batch_size:
+        raise fields.corrupt("decoder_batch_sizes", f"goes above batch_size, {config.batch_size}")
+    return config
+
+
+def _parse_reblock(fields: JsonFields) -> ReblockInfo | None:
+    if "reblock" not in fields.values:
+        return None
+    info = fields.nested("reblock")
+    version = info.integer("format_version")
+    if version > FORMAT_VERSION:
+        raise UnknownFormat(
+            f"is of format_version {version}, and this version of reblock reads up to "
+            f"{FORMAT_VERSION}; upgrade reblock",
+            path=fields.path,
+        )
+    info.refuse_unknown(_REBLOCK_KEYS)
+    fields.refuse_unknown(_KEYS)
+    backend = info.text("backend")
+    if backend != "torch":
+        raise UnknownFormat(f"reblock.backend {backend!r} is not known", path=fields.path)
+    return ReblockInfo(
+        format_version=version,
+        reblock_version=info.text("reblock_version"),
+        backend=backend,
+        torch_version=info.text("torch_version"),
+        isa=info.text("isa"),
+        model_type=info.text("model_type"),
+        architecture=info.text("architecture"),
+        weights=tuple(_check_file_name(info, "weights", name) for name in info.texts("weights")),
+    )
+
+
+def _parse_programs(fields: JsonFields, *, is_ours: bool) -> tuple[CompiledProgram, ...]:
+    programs = []
+    for item in fields.nested_list("_compile_cfgs"):
+        if is_ours:
+            item.refuse_unknown(_PROGRAM_KEYS)
+        key = "compiled_model_name"
+        programs.append(
+            CompiledProgram(
+                name=_check_file_name(item, key, item.text(key)),
+                npu=item.text("npu"),
+                # None is how optimum-rbln writes one device that it was not told about.
+                num_devices=item.optional_integer("num_devices") or 1,
+            )
+        )
+    if not programs:
+        raise fields.corrupt("_compile_cfgs", "names no compiled program")
+    fields.refuse_duplicates("_compile_cfgs", (program.name for program in programs))
+    devices = {(program.npu, program.num_devices) for program in programs}
+    if len(devices) > 1:
+        raise ArtifactMismatch(
+            f"_compile_cfgs names programs for different devices: {sorted(devices)}",
+            path=fields.path,
+        )
+    return tuple(programs)
+
+
+def _parse_caches(fields: JsonFields, *, is_ours: bool) -> tuple[CacheMeta, ...]:
+    caches = []
+    for item in fields.nested_list("cache_metas"):
+        if is_ours:
+            item.refuse_unknown(_CACHE_KEYS)
+        shape = item.integers("shape")
+        if not shape:
+            raise item.corrupt("shape", "is empty")
+        dtype = item.text("dtype")
+        if dtype not in DTYPE_BYTES:
+            raise item.corrupt("dtype", f"is {dtype!r}; known are {', '.join(DTYPE_BYTES)}")
+        caches.append(
+            CacheMeta(
+                name=item.text("name"),
+                layer_index=item.integer("layer_index", minimum=0),
+                shape=shape,
+                layer_type=item.text("layer_type"),
+                is_auto=item.boolean("is_auto"),
+                dtype=dtype,
+            )
+        )
+    fields.refuse_duplicates("cache_metas", (cache.name for cache in caches))
+    return tuple(caches)
+
+
+def _check_file_name(fields: JsonFields, key: str, name: str) -> str:
+    # The name becomes part of a path, which may not lead out of the artifact.
+    if not _FILE_NAME.fullmatch(name):
+        raise fields.corrupt(key, f"has {name!r}, which is no plain file name")
+    return name
+
+
+def _parse_attn_impl(fields: JsonFields) -> Literal["eager", "flash_attn"]:
+    match fields.text("attn_impl"):
+        case "eager":
+            return "eager"
+        case "flash_attn":
+            return "flash_attn"
+        case other:
+            raise fields.corrupt("attn_impl", f"is {other!r}; known are 'eager' and 'flash_attn'")

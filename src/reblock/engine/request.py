@@ -1,0 +1,139 @@
+"""What is asked of the engine, and the state of one request while it is served."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from reblock.errors import InvalidOption, UsageError
+
+__all__ = ["FinishReason", "SamplingParams", "Sequence"]
+
+FinishReason = Literal["stop", "length"]
+"""Why a request ended: it produced an end-of-sequence token, or all tokens it asked for."""
+
+MIN_TEMPERATURE = 1e-5
+"""Below it, logits divided by the temperature could leave the range of a 32-bit float."""
+
+MIN_REPETITION_PENALTY = 0.01
+MAX_REPETITION_PENALTY = 100.0
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are chosen, and how many at most.
+
+    Raises `InvalidOption`, which names the field, for a value out of range.
+    """
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    """0 takes the most probable token each time; the three fields below are without effect then."""
+    top_k: int | None = None
+    """Sample from the k most probable tokens only."""
+    top_p: float | None = None
+    """Sample from the fewest tokens whose probabilities reach this sum."""
+    min_p: float | None = None
+    """Sample from tokens at least this probable, relative to the most probable one."""
+    repetition_penalty: float = 1.0
+    """Above 1 makes tokens of the prompt and the answer so far less probable."""
+    seed: int | None = None
+    """Makes sampling repeatable; None draws a new seed."""
+    ignore_eos: bool = False
+    """Go on to `max_new_tokens` whatever the model says."""
+
+    def __post_init__(self) -> None:
+        _check_int("max_new_tokens", self.max_new_tokens, minimum=1)
+        _check_float("temperature", self.temperature, 0.0, math.inf)
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            _refuse("temperature", self.temperature, f"0 or at least {MIN_TEMPERATURE}")
+        if self.top_k is not None:
+            _check_int("top_k", self.top_k, minimum=1)
+        if self.top_p is not None:
+            _check_float("top_p", self.top_p, 0.0, 1.0)
+            if self.top_p == 0:
+                _refuse("top_p", self.top_p, "above 0 and at most 1")
+        if self.min_p is not None:
+            _check_float("min_p", self.min_p, 0.0, 1.0)
+        _check_float(
+            "repetition_penalty",
+            self.repetition_penalty,
+            MIN_REPETITION_PENALTY,
+            MAX_REPETITION_PENALTY,
+        )
+        if self.seed is not None:
+            _check_int("seed", self.seed, minimum=0, maximum=MAX_SEED)
+
+
+def _refuse(name: str, value: object, accepted: str) -> None:
+    raise InvalidOption(f"{name} must be {accepted}, not {value!r}", option=name)
+
+
+def _check_int(name: str, value: object, *, minimum: int, maximum: int | None = None) -> None:
+    # bool is an int to Python, but nobody who writes True means 1 here
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or value < minimum or (maximum is not None and value > maximum):  # type: ignore[operator]
+        limit = "" if maximum is None else f" and at most {maximum}"
+        _refuse(name, value, f"a whole number, at least {minimum}{limit}")
+
+
+def _check_float(name: str, value: object, low: float, high: float) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type, operator]
+        limit = f"at least {low}" if math.isinf(high) else f"from {low} to {high}"
+        _refuse(name, value, f"a finite number, {limit}")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """One request while it is served; the scheduler and the engine change it.
+
+    `prompt_ids + output_ids` are its tokens. The keys and values of the first `num_computed` of
+    them are stored in the cache, in the blocks of `block_table`, `block_size` tokens each.
+    """
+
+    request_id: int
+    prompt_ids: list[int]
+    params: SamplingParams
+    output_ids: list[int] = field(default_factory=list)
+    block_table: list[int] = field(default_factory=list)
+    """Empty while the request waits."""
+    slot: int | None = None
+    """Its row in caches kept per running request (sliding windows); None while it waits."""
+    num_computed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise UsageError("the prompt has no tokens; a request needs at least one")
+
+    @property
+    def num_stored_tokens(self) -> int:
+        """How many tokens the cache has to hold for the longest answer.
+
+        The token that is sampled last is never fed back, so its keys and values are never stored.
+        """
+        return len(self.prompt_ids) + self.params.max_new_tokens - 1
+
+    @property
+    def running_slot(self) -> int:
+        """The slot of a request that runs; RuntimeError where it does not."""
+        if self.slot is None:
+            raise RuntimeError(f"request {self.request_id} does not run and has no slot")
+        return self.slot
+
+    @property
+    def is_prefilled(self) -> bool:
+        """Whether the whole prompt is in the cache."""
+        return self.num_computed >= len(self.prompt_ids)
+
+    def finish_reason(self, eos_token_ids: frozenset[int]) -> FinishReason | None:
+        """Why the sequence is over, or None where it goes on."""
+        if not self.output_ids:
+            return None
+        if self.output_ids[-1] in eos_token_ids and not self.params.ignore_eos:
+            return "stop"
+        if len(self.output_ids) >= self.params.max_new_tokens:
+            return "length"
+        return None

@@ -1,0 +1,171 @@
+"""JSON objects read from an artifact: nothing in them is trusted before it was checked.
+
+Imports next to nothing, so that the command that only reads the block count can start fast.
+"""
+
+from __future__ import annotations
+
+import json
+
+from reblock.errors import CorruptArtifact, UnknownFormat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+__all__ = ["MAX_JSON_BYTES", "JsonFields", "parse_json_object"]
+
+MAX_JSON_BYTES = 64 * 2**20
+
+# Everything that is counted in an artifact fits 32 bits.
+_MAX_INTEGER = 2**31 - 1
+
+
+def parse_json_object(text: str | bytes, *, path: str) -> dict[str, object]:
+    """Return the one JSON object in `text`; `path` is named in errors.
+
+    Raises:
+        CorruptArtifact: It is too large, not UTF-8, cut off or no JSON object, has a key twice
+            or a number that JSON does not know, or is nested too deep.
+    """
+    if len(text) > MAX_JSON_BYTES:
+        raise CorruptArtifact(f"is larger than {MAX_JSON_BYTES:,} bytes", path=path)
+    try:
+        decoded = text.decode("utf-8") if isinstance(text, bytes) else text
+        value = json.loads(
+            decoded, object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant
+        )
+    except RecursionError as error:
+        raise CorruptArtifact("is no valid JSON: it is nested too deep", path=path) from error
+    except ValueError as error:
+        raise CorruptArtifact(f"is no valid JSON: {error}", path=path) from error
+    if not isinstance(value, dict):
+        raise CorruptArtifact("is no JSON object", path=path)
+    return value
+
+
+class JsonFields:
+    """One JSON object whose values are handed out checked; errors name the key and the path.
+
+    Every method that reads a key raises `CorruptArtifact` where the key is missing or its value
+    is not what the method returns.
+    """
+
+    def __init__(self, values: dict[str, object], *, path: str, prefix: str = "") -> None:
+        self.values = values
+        self.path = path
+        self._prefix = prefix
+
+    def text(self, key: str) -> str:
+        """Return a string."""
+        return self._check_text(key, self._get(key))
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return a list of strings."""
+        return tuple(self._check_text(key, item) for item in self._list(key))
+
+    def boolean(self, key: str) -> bool:
+        """Return true or false."""
+        value = self._get(key)
+        if not isinstance(value, bool):
+            raise self.corrupt(key, f"must be true or false, not {_shown(value)}")
+        return value
+
+    def integer(self, key: str, *, minimum: int = 1) -> int:
+        """Return a whole number of 31 bits, `minimum` or more."""
+        return self._check_integer(key, self._get(key), minimum)
+
+    def optional_integer(self, key: str) -> int | None:
+        """Return a whole number from 1 up, or None where the value is null."""
+        value = self._get(key)
+        return None if value is None else self._check_integer(key, value, 1)
+
+    def integers(self, key: str, *, minimum: int = 1) -> tuple[int, ...]:
+        """Return a list of whole numbers, each `minimum` or more."""
+        return tuple(self._check_integer(key, item, minimum) for item in self._list(key))
+
+    def nested(self, key: str) -> JsonFields:
+        """Return an object within this one."""
+        return self._check_object(key, self._get(key))
+
+    def nested_list(self, key: str) -> list[JsonFields]:
+        """Return a list of objects."""
+        return [
+            self._check_object(f"{key}[{index}]", item)
+            for index, item in enumerate(self._list(key))
+        ]
+
+    def refuse_unknown(self, known: Collection[str]) -> None:
+        """Refuse keys that are not among the `known` ones.
+
+        Raises:
+            UnknownFormat: There is such a key, so a newer version wrote the file.
+        """
+        for key in self.values:
+            if key not in known:
+                raise UnknownFormat(
+                    f"has the key {self._prefix + key!r}, which this version of reblock does not "
+                    "know; upgrade reblock",
+                    path=self.path,
+                )
+
+    def refuse_duplicates(self, key: str, names: Iterable[str]) -> None:
+        """Refuse a list under `key` in which one of the `names` stands twice."""
+        seen: set[str] = set()
+        for name in names:
+            if name in seen:
+                raise self.corrupt(key, f"has {name!r} twice")
+            seen.add(name)
+
+    def corrupt(self, key: str, fault: str) -> CorruptArtifact:
+        """Return the error for a `fault` of the value under `key`."""
+        return CorruptArtifact(f"{self._prefix}{key} {fault}", path=self.path)
+
+    def _get(self, key: str) -> object:
+        if key not in self.values:
+            raise self.corrupt(key, "is missing")
+        return self.values[key]
+
+    def _list(self, key: str) -> list[object]:
+        value = self._get(key)
+        if not isinstance(value, list):
+            raise self.corrupt(key, f"must be a list, not {_shown(value)}")
+        return value
+
+    def _check_text(self, key: str, value: object) -> str:
+        if not isinstance(value, str):
+            raise self.corrupt(key, f"must be text, not {_shown(value)}")
+        return value
+
+    def _check_integer(self, key: str, value: object, minimum: int) -> int:
+        # True is an int to Python, but not to JSON.
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.corrupt(key, f"must be a whole number, not {_shown(value)}")
+        if not minimum <= value <= _MAX_INTEGER:
+            raise self.corrupt(
+                key, f"must be from {minimum} to {_MAX_INTEGER:,}, not {_shown(value)}"
+            )
+        return value
+
+    def _check_object(self, key: str, value: object) -> JsonFields:
+        if not isinstance(value, dict):
+            raise self.corrupt(key, f"must be an object, not {_shown(value)}")
+        return JsonFields(value, path=self.path, prefix=f"{self._prefix}{key}.")
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def _refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f"the key {key!r} stands there twice")
+        values[key] = value
+    return values
+
+
+def _refuse_constant(text: str) -> object:
+    raise ValueError(f"{text} is no number")

@@ -1,0 +1,108 @@
+"""Edits where the system refuses to write: on file systems that the tests mount themselves."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from commands import run_in_namespace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Each script mounts something, runs a command, and prints what came of it as JSON.
+PREAMBLE = """
+import json, os, pathlib, subprocess, sys
+from artifacts import fingerprint, make_artifact
+from commands import reblock
+
+place = pathlib.Path(sys.argv[1])
+
+def mount(*arguments):
+    subprocess.run(["mount", *map(str, arguments)], check=True)
+
+def edit(directory, *options):
+    before = fingerprint(place)
+    result = reblock("set", directory, "20", *options)
+    same = fingerprint(place) == before
+    return {"code": result.returncode, "stderr": result.stderr, "is_same": same,
+            "stdout": result.stdout, "count": reblock("get", directory).stdout}
+"""
+
+FULL_DISK = """
+mount("-t", "tmpfs", "-o", "size=256k", "tmpfs", place)
+artifact = make_artifact(place / "artifact", num_blocks=16)
+with open(place / "filler", "wb", buffering=0) as file:
+    try:
+        while True:
+            file.write(bytes(4096))
+    except OSError:
+        pass
+size = os.path.getsize(place / "filler")
+os.truncate(place / "filler", size - int(sys.argv[2]) * 4096)
+print(json.dumps([edit(artifact), edit(artifact, "--output-dir", place / "out")]))
+"""
+
+READ_ONLY = """
+artifact = make_artifact(place / "artifact", num_blocks=16)
+mount("--bind", place, place)
+mount("-o", "remount,ro,bind", place)
+print(json.dumps([edit(artifact), edit(artifact, "--output-dir", place / "out")]))
+"""
+
+MOUNT_POINT = """
+artifact = place / "artifact"
+make_artifact(place / "original", num_blocks=16)
+artifact.mkdir()
+mount("--bind", place / "original", artifact)
+in_place = edit(artifact)
+copied = edit(artifact, "--output-dir", place / "out")
+copied["count"] = reblock("get", place / "out").stdout
+print(json.dumps([in_place, copied]))
+"""
+
+
+def outcomes(script: str, *arguments: str | Path) -> list[dict[str, Any]]:
+    result: list[dict[str, Any]] = json.loads(run_in_namespace(PREAMBLE + script, *arguments))
+    return result
+
+
+def test_a_disk_that_is_full_from_the_start_leaves_the_artifact(tmp_path: Path) -> None:
+    for outcome in outcomes(FULL_DISK, tmp_path, "0"):
+        assert outcome["code"] == 1
+        assert outcome["is_same"]
+        assert "No space left on device" in outcome["stderr"]
+        assert "nothing was changed" in outcome["stderr"]
+        assert outcome["count"] == "16\n"
+
+
+def test_a_disk_that_fills_up_on_the_way_leaves_the_artifact(tmp_path: Path) -> None:
+    for outcome in outcomes(FULL_DISK, tmp_path, "2"):
+        assert outcome["code"] == 1
+        assert outcome["is_same"]
+        assert "No space left on device" in outcome["stderr"]
+        assert outcome["count"] == "16\n"
+
+
+def test_a_disk_with_just_enough_room_is_enough(tmp_path: Path) -> None:
+    in_place, _ = outcomes(FULL_DISK, tmp_path, "8")
+    assert in_place["code"] == 0, in_place["stderr"]
+    assert in_place["count"] == "20\n"
+
+
+def test_a_read_only_file_system_leaves_the_artifact_and_lets_it_be_read(tmp_path: Path) -> None:
+    for outcome in outcomes(READ_ONLY, tmp_path):
+        assert outcome["code"] == 1
+        assert outcome["is_same"]
+        assert "Read-only file system" in outcome["stderr"]
+        assert outcome["count"] == "16\n"
+
+
+def test_a_mount_point_is_not_edited_in_place_but_can_be_copied(tmp_path: Path) -> None:
+    in_place, copied = outcomes(MOUNT_POINT, tmp_path)
+    assert in_place["code"] == 1
+    assert in_place["is_same"]
+    assert "--output-dir" in in_place["stderr"]
+    assert in_place["count"] == "16\n"
+    assert copied["code"] == 0, copied["stderr"]
+    assert copied["count"] == "20\n"

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fakes import (
+    ByteTokenizer,
+    FakeRunner,
+    continue_alone,
+    make_greedy_sampler,
+    make_limits,
+)
+from reblock.cli import generate
+from reblock.cli.main import main
+from reblock.engine.engine import Engine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class FakeModel:
+    """Stands in for an artifact that was loaded, and remembers how it was asked for."""
+
+    def __init__(self, **changes: Any) -> None:
+        sizes: dict[str, Any] = {"max_seq_len": 64, "num_blocks": 12, "max_batch": 4}
+        self.runner = FakeRunner(make_limits(**{**sizes, **changes}))
+        self.loaded: list[tuple[str, int | None]] = []
+
+    def load(self, directory: str, num_threads: int | None) -> tuple[Engine, ByteTokenizer]:
+        self.loaded.append((directory, num_threads))
+        return Engine(self.runner, make_sampler=make_greedy_sampler), ByteTokenizer()
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> FakeModel:
+    return install(monkeypatch, FakeModel())
+
+
+def install(monkeypatch: pytest.MonkeyPatch, fake: FakeModel) -> FakeModel:
+    monkeypatch.setattr(generate, "_load", fake.load)
+    return fake
+
+
+def answer_to(prompt: str, max_new_tokens: int) -> list[int]:
+    return continue_alone(list(prompt.encode()), max_new_tokens)
+
+
+def text_of(token_ids: list[int]) -> str:
+    return bytes(token_ids).decode("utf-8", "replace")
+
+
+def test_one_prompt_is_answered_on_stdout_and_the_numbers_go_to_stderr(
+    model: FakeModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "dir", "--prompt", "Hi", "--max-new-tokens", "5"]) == 0
+    out, err = capsys.readouterr()
+    assert out == text_of(answer_to("<Hi>", 5)) + "\n"
+    assert err.startswith("5 tokens in ")
+    assert "KV cache: 12 blocks of 4 tokens, 4.00 KiB" in err
+    assert model.loaded == [("dir", None)]
+
+
+def test_a_streamed_answer_is_the_same_as_one_printed_at_its_end(
+    model: FakeModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", "dir", "--prompt=Hi", "--max-new-tokens=20"]
+    assert main(arguments) == 0
+    streamed = capsys.readouterr().out
+    assert main([*arguments, "--no-stream"]) == 0
+    assert capsys.readouterr().out == streamed
+
+
+def test_an_answer_is_streamed_token_by_token(
+    model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+
+    class Stdout(io.StringIO):
+        def write(self, text: str) -> int:
+            written.append(len(model.runner.calls))
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stdout", Stdout())
+    assert main(["generate", "dir", "--prompt=Hi", "--max-new-tokens=20"]) == 0
+    assert len(set(written)) > 3
+
+
+def test_raw_leaves_the_chat_template_out(
+    model: FakeModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "dir", "--prompt=Hi", "--raw", "--max-new-tokens=5"]) == 0
+    assert capsys.readouterr().out == text_of(answer_to("Hi", 5)) + "\n"
+
+
+def test_several_prompts_are_answered_side_by_side_under_headers_in_order(
+    model: FakeModel, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("long\nprompt", encoding="utf-8")
+    arguments = ["generate", "dir", "--prompt=a", f"--prompt-file={file}", "--prompt=b"]
+    assert main([*arguments, "--max-new-tokens=6"]) == 0
+    out, err = capsys.readouterr()
+    answers = [text_of(answer_to(f"<{text}>", 6)) for text in ("a", "long\nprompt", "b")]
+    headers = ["--- 1 of 3: a", "--- 2 of 3: long prompt", "--- 3 of 3: b"]
+    lines = zip(headers, answers, strict=True)
+    assert out == "".join(f"{header}\n{answer}\n" for header, answer in lines)
+    assert "18 tokens in" in err
+    assert "3 side by side" in err
+
+
+def test_a_long_prompt_is_shortened_in_its_header() -> None:
+    headline = generate._headline("word " * 40)
+    assert len(headline) == 60
+    assert headline.endswith("...")
+
+
+def test_json_holds_everything_in_one_object(
+    model: FakeModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", "dir", "--prompt=é", "--prompt=b", "--max-new-tokens=4", "--json"]
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert err == ""
+    assert report.pop("seconds") >= 0
+    assert report.pop("tokens_per_second") > 0
+    assert report == {
+        "results": [
+            {
+                "prompt": prompt,
+                "text": text_of(answer_to(f"<{prompt}>", 4)),
+                "num_prompt_tokens": len(f"<{prompt}>".encode()),
+                "token_ids": answer_to(f"<{prompt}>", 4),
+                "finish_reason": "length",
+            }
+            for prompt in ("é", "b")
+        ],
+        "num_new_tokens": 8,
+        "most_running": 2,
+        "kvcache_num_blocks": 12,
+        "kvcache_block_size": 4,
+        "kv_bytes": 4096,
+    }
+
+
+def test_the_token_that_ends_an_answer_is_counted_but_not_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = answer_to("<Hi>", 9)
+    install(monkeypatch, FakeModel(eos_token_ids=(alone[4],)))
+    assert main(["generate", "dir", "--prompt=Hi", "--max-new-tokens=9", "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["token_ids"] == alone[:5]
+    assert result["text"] == text_of(alone[:4])
+    assert result["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(("num_blocks", "num_tokens"), [(12, 45), (3, 9), (99, 60)])
+def test_without_a_number_the_answer_is_as_long_as_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    num_blocks: int,
+    num_tokens: int,
+) -> None:
+    install(monkeypatch, FakeModel(num_blocks=num_blocks))
+    assert main(["generate", "dir", "--prompt=Hi", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_new_tokens"] == num_tokens
+
+
+def test_without_a_number_an_answer_has_a_default_length_though_there_is_more_room(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch, FakeModel(num_blocks=200, max_seq_len=800))
+    assert main(["generate", "dir", "--prompt=Hi", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_new_tokens"] == generate.DEFAULT_NEW_TOKENS
+
+
+@pytest.mark.parametrize("num_prompts", [1, 2])
+def test_a_request_that_never_fits_exits_with_3_before_any_token(
+    model: FakeModel, capsys: pytest.CaptureFixture[str], num_prompts: int
+) -> None:
+    prompts = ["--prompt=a", f"--prompt={'b' * 70}"][-num_prompts:]
+    assert main(["generate", "dir", *prompts]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "the prompt has 72 tokens" in err
+    assert "max_seq_len of 64" in err
+    assert model.runner.calls == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--prompt"),
+        (["--prompt=a", "--threads=0"], "--threads must be at least 1, not 0"),
+        (["--prompt=a", "--max-new-tokens=0"], "max_new_tokens must be"),
+        (["--prompt=a", "--temperature=nan"], "temperature must be"),
+        (["--prompt=a", "--top-p=2"], "top_p must be"),
+        (["--prompt-file=/nowhere/at/all"], "cannot read the prompt file '/nowhere/at/all'"),
+    ],
+)
+def test_options_that_make_no_sense_exit_with_2_before_anything_is_loaded(
+    model: FakeModel, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["generate", "dir", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert model.loaded == []
+
+
+@pytest.mark.parametrize("argument", ["--max-new-tokens=x", "--temperature=warm", "--seed=1.5"])
+def test_numbers_that_are_none_are_a_usage_error(model: FakeModel, argument: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["generate", "dir", "--prompt=a", argument])
+    assert caught.value.code == 2
+
+
+def test_sampling_options_without_a_temperature_are_warned_about(
+    model: FakeModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", "dir", "--prompt=a", "--max-new-tokens=1"]
+    assert main([*arguments, "--top-k=5", "--seed=1"]) == 0
+    err = capsys.readouterr().err
+    assert "warning: without effect unless --temperature is above 0: --top-k, --seed\n" in err
+    assert main(arguments) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_a_prompt_is_read_from_standard_input(
+    model: FakeModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("né".encode())))
+    assert main(["generate", "dir", "--prompt-file=-", "--max-new-tokens=3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["prompt"] == "né"
+
+
+def test_a_prompt_file_that_is_not_utf_8_is_refused(
+    model: FakeModel, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(b"\xff\xfe")
+    assert main(["generate", "dir", f"--prompt-file={file}"]) == 2
+    assert "is not UTF-8" in capsys.readouterr().err
+
+
+def test_a_prompt_file_that_is_too_large_is_refused(
+    model: FakeModel,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(generate, "MAX_PROMPT_FILE_BYTES", 4)
+    file = tmp_path / "prompt.txt"
+    file.write_text("12345", encoding="utf-8")
+    assert main(["generate", "dir", f"--prompt-file={file}"]) == 2
+    assert "larger than 4 bytes" in capsys.readouterr().err
+
+
+def test_characters_that_the_terminal_lacks_do_not_end_the_answer(
+    model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    assert main(["generate", "dir", "--prompt=Hi", "--max-new-tokens=9"]) == 0
+    text = text_of(answer_to("<Hi>", 9))
+    assert not text.isascii()
+    assert raw.getvalue() == text.encode("ascii", "replace") + b"\n"
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], package: str
+) -> None:
+    monkeypatch.setattr(generate, "find_spec", lambda name: None if name == package else object())
+    assert main(["generate", "dir", "--prompt=Hi"]) == 1
+    err = capsys.readouterr().err
+    assert f"needs {package}" in err
+    assert "pip install 'reblock[torch]'" in err

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import pytest
+
+from reblock import json_fields
+from reblock.errors import CorruptArtifact, UnknownFormat
+from reblock.json_fields import JsonFields, parse_json_object
+
+
+def fields(**values: object) -> JsonFields:
+    return JsonFields(values, path="/a.json")
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}', b'{"a": 1}', ' {"a": 1}\n'])
+def test_object_is_read_from_text_and_from_bytes(text: str | bytes) -> None:
+    assert parse_json_object(text, path="/a.json") == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "is no valid JSON"),
+        ('{"a": 1', "is no valid JSON"),
+        ('{"a": 1} {}', "is no valid JSON"),
+        ("[1]", "is no JSON object"),
+        ("null", "is no JSON object"),
+        ('{"a": 1, "a": 2}', "the key 'a' stands there twice"),
+        ('{"b": {"a": 1, "a": 1}}', "the key 'a' stands there twice"),
+        ('{"a": NaN}', "NaN is no number"),
+        ('{"a": -Infinity}', "-Infinity is no number"),
+        ('{"a": ' + "9" * 5000 + "}", "is no valid JSON"),
+        ('{"a":' * 100_000, "nested too deep"),
+        (b'{"a": "\xff"}', "is no valid JSON"),
+        ('\N{BYTE ORDER MARK}{"a": 1}', "is no valid JSON"),
+    ],
+)
+def test_text_that_is_no_plain_object_is_refused(text: str | bytes, fault: str) -> None:
+    with pytest.raises(CorruptArtifact, match=fault) as caught:
+        parse_json_object(text, path="/a.json")
+    assert caught.value.path == "/a.json"
+    assert str(caught.value).startswith("/a.json: ")
+
+
+def test_text_above_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_fields, "MAX_JSON_BYTES", 8)
+    assert parse_json_object('{"a": 1}', path="/a.json") == {"a": 1}
+    with pytest.raises(CorruptArtifact, match="is larger than 8 bytes"):
+        parse_json_object('{"a": 12}', path="/a.json")
+
+
+def test_values_of_the_right_type_are_handed_out() -> None:
+    read = fields(
+        text="a",
+        texts=["a", "b"],
+        flag=True,
+        one=1,
+        zero=0,
+        nothing=None,
+        numbers=[1, 2],
+        nested={"x": 1},
+        nested_list=[{"x": 2}],
+    )
+    assert read.text("text") == "a"
+    assert read.texts("texts") == ("a", "b")
+    assert read.boolean("flag") is True
+    assert read.integer("one") == 1
+    assert read.integer("zero", minimum=0) == 0
+    assert read.optional_integer("nothing") is None
+    assert read.optional_integer("one") == 1
+    assert read.integers("numbers") == (1, 2)
+    assert read.nested("nested").integer("x") == 1
+    assert [item.integer("x") for item in read.nested_list("nested_list")] == [2]
+
+
+@pytest.mark.parametrize(
+    ("method", "value", "fault"),
+    [
+        ("text", 1, "k must be text, not 1"),
+        ("texts", "a", 'k must be a list, not "a"'),
+        ("texts", ["a", None], "k must be text, not null"),
+        ("boolean", 1, "k must be true or false, not 1"),
+        ("integer", "1", 'k must be a whole number, not "1"'),
+        ("integer", 1.0, r"k must be a whole number, not 1\.0"),
+        ("integer", True, "k must be a whole number, not true"),
+        ("integer", None, "k must be a whole number, not null"),
+        ("integer", 0, "k must be from 1 to 2,147,483,647, not 0"),
+        ("integer", 2**31, "k must be from 1 to 2,147,483,647, not 2147483648"),
+        ("optional_integer", 0, "k must be from 1"),
+        ("integers", [1, -1], "k must be from 1"),
+        ("integers", {}, r"k must be a list, not \{\}"),
+        ("nested", [], r"k must be an object, not \[\]"),
+        ("nested_list", [{}, 1], r"k\[1\] must be an object, not 1"),
+        ("text", list(range(100)), r"not \[0, 1.{35}\.\.\.$"),
+    ],
+)
+def test_value_of_another_type_is_refused_by_name(method: str, value: object, fault: str) -> None:
+    with pytest.raises(CorruptArtifact, match=fault):
+        getattr(fields(k=value), method)("k")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "text",
+        "texts",
+        "boolean",
+        "integer",
+        "optional_integer",
+        "integers",
+        "nested",
+        "nested_list",
+    ],
+)
+def test_missing_key_is_an_error_and_never_a_default(method: str) -> None:
+    with pytest.raises(CorruptArtifact, match="k is missing"):
+        getattr(fields(), method)("k")
+
+
+def test_fault_within_a_nested_object_names_the_whole_way() -> None:
+    with pytest.raises(CorruptArtifact, match=r"caches\[0\]\.size is missing"):
+        fields(caches=[{}]).nested_list("caches")[0].integer("size")
+
+
+def test_unknown_key_is_refused_as_a_newer_format() -> None:
+    fields(a=1).refuse_unknown(("a", "b"))
+    with pytest.raises(UnknownFormat, match=r"the key 'x\.c', which this version"):
+        fields(x={"c": 1}).nested("x").refuse_unknown(("a", "b"))
+
+
+def test_duplicate_name_is_refused() -> None:
+    fields().refuse_duplicates("k", ["a", "b"])
+    with pytest.raises(CorruptArtifact, match="k has 'a' twice"):
+        fields().refuse_duplicates("k", ["a", "b", "a"])

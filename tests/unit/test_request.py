@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from reblock.engine.request import SamplingParams, Sequence
+from reblock.errors import InvalidOption, UsageError
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_new_tokens", 1),
+        ("temperature", 0),
+        ("temperature", 1e-5),
+        ("temperature", 2),
+        ("top_k", 1),
+        ("top_p", 1),
+        ("top_p", 1e-9),
+        ("min_p", 0.0),
+        ("min_p", 1.0),
+        ("repetition_penalty", 0.01),
+        ("repetition_penalty", 100),
+        ("seed", 0),
+        ("seed", 2**63 - 1),
+    ],
+)
+def test_values_in_range_are_accepted(name: str, value: Any) -> None:
+    params = SamplingParams(**{"max_new_tokens": 5, name: value})
+    assert getattr(params, name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_new_tokens", 0),
+        ("max_new_tokens", -1),
+        ("max_new_tokens", True),
+        ("max_new_tokens", 1.0),
+        ("max_new_tokens", None),
+        ("temperature", -0.1),
+        ("temperature", 1e-6),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", "0.5"),
+        ("temperature", True),
+        ("top_k", 0),
+        ("top_k", 1.5),
+        ("top_p", 0),
+        ("top_p", 1.01),
+        ("top_p", math.nan),
+        ("min_p", -0.01),
+        ("min_p", 1.01),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 101),
+        ("repetition_penalty", math.inf),
+        ("seed", -1),
+        ("seed", 2**63),
+        ("seed", 1.0),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(InvalidOption, match=name) as caught:
+        SamplingParams(**{"max_new_tokens": 5, name: value})
+    assert caught.value.option == name
+    assert repr(value) in str(caught.value)
+
+
+def _sequence(num_prompt: int, max_new_tokens: int, *, ignore_eos: bool = False) -> Sequence:
+    params = SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
+    return Sequence(request_id=0, prompt_ids=list(range(num_prompt)), params=params)
+
+
+def test_a_prompt_without_tokens_is_refused() -> None:
+    with pytest.raises(UsageError, match="no tokens"):
+        _sequence(0, 1)
+
+
+@pytest.mark.parametrize(("num_prompt", "num_new", "num_stored"), [(1, 1, 1), (4, 1, 4), (4, 3, 6)])
+def test_the_last_token_is_not_stored(num_prompt: int, num_new: int, num_stored: int) -> None:
+    assert _sequence(num_prompt, num_new).num_stored_tokens == num_stored
+
+
+def test_a_sequence_is_prefilled_when_its_prompt_is_computed() -> None:
+    sequence = _sequence(3, 1)
+    sequence.num_computed = 2
+    assert not sequence.is_prefilled
+    sequence.num_computed = 3
+    assert sequence.is_prefilled
+
+
+def test_a_waiting_sequence_has_no_running_slot() -> None:
+    with pytest.raises(RuntimeError, match="has no slot"):
+        _ = _sequence(1, 1).running_slot
+
+
+@pytest.mark.parametrize(
+    ("output_ids", "ignore_eos", "reason"),
+    [
+        ([], False, None),
+        ([5], False, None),
+        ([7], False, "stop"),
+        ([5, 7], False, "stop"),
+        ([5, 6], False, "length"),
+        ([7], True, None),
+        ([5, 7], True, "length"),
+    ],
+)
+def test_a_sequence_ends_at_eos_or_at_its_length(
+    output_ids: list[int], ignore_eos: bool, reason: str | None
+) -> None:
+    sequence = _sequence(1, 2, ignore_eos=ignore_eos)
+    sequence.output_ids = output_ids
+    assert sequence.finish_reason(frozenset({7})) == reason
