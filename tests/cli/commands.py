@@ -38,12 +38,16 @@ def run(
     *arguments: str | Path,
     cwd: Path | None = None,
     env: dict[str, str] | None = None,
+    prefix: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Run `reblock` or `optimum-rbln-cli` and return what it printed and its exit code."""
+    """Run `reblock` or `optimum-rbln-cli` and return what it printed and its exit code.
+
+    `prefix` is a command line that runs the command, such as `nice`.
+    """
     environment = os.environ | {"PYTHONPYCACHEPREFIX": _BYTECODE.name} | (env or {})
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     return subprocess.run(
-        [os.path.join(sysconfig.get_path("scripts"), command), *map(str, arguments)],
+        [*prefix, os.path.join(sysconfig.get_path("scripts"), command), *map(str, arguments)],
         capture_output=True,
         text=True,
         cwd=cwd,

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from commands import assert_refused, optimum, reblock
+from commands import assert_refused, optimum, optimum_here, reblock, reblock_here
 
 import reblock as reblock_package
 from artifacts import make_artifact
@@ -42,6 +42,16 @@ def test_get_json_prints_one_object(tmp_path: Path) -> None:
         "directory": str(directory),
         "kvcache_num_blocks": 21,
     }
+
+
+def test_get_in_this_process_prints_the_same(tmp_path: Path) -> None:
+    directory = make_artifact(tmp_path / "a", num_blocks=21)
+    assert reblock_here("get", directory).stdout == "21\n"
+    assert (
+        reblock_here("get", directory, "--json").stdout
+        == reblock("get", directory, "--json").stdout
+    )
+    assert optimum_here("--get-kvcache-num-blocks", "--model-id", directory).stdout == "21\n"
 
 
 def test_get_of_no_artifact_exits_with_4(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from commands import reblock
+from commands import reblock, reblock_here
 
 from artifacts import BYTES_PER_BLOCK, make_artifact
 
@@ -42,7 +42,7 @@ def test_inspect_prints_tables_of_at_most_80_columns(tmp_path: Path) -> None:
 
 def test_inspect_json_has_terms_that_add_up(tmp_path: Path) -> None:
     directory = make_artifact(tmp_path / "a", num_blocks=9, sliding_layers=(1,))
-    report = json.loads(reblock("inspect", directory, "--json").stdout)
+    report = json.loads(reblock_here("inspect", directory, "--json").stdout)
     (use,) = report["chiplets"]
     used = (
         sum(use["static_bytes"].values())
@@ -62,11 +62,14 @@ def test_inspect_json_has_terms_that_add_up(tmp_path: Path) -> None:
 
 def test_inspect_of_an_artifact_that_does_not_fit_says_so(tmp_path: Path) -> None:
     directory = make_artifact(tmp_path / "a", weight_bytes=2**60)
-    result = reblock("inspect", directory)
+    result = reblock_here("inspect", directory)
     assert result.returncode == 0, result.stderr
     assert re.search(r"most that fit the device +none", result.stdout)
     assert re.search(r"= free +-1,073,7\d\d,\d\d\d\.\d\d GiB", result.stdout)
-    assert json.loads(reblock("inspect", directory, "--json").stdout)["num_fitting_blocks"] is None
+    assert (
+        json.loads(reblock_here("inspect", directory, "--json").stdout)["num_fitting_blocks"]
+        is None
+    )
 
 
 def test_capacity_after_set_is_the_capacity_that_is_there(tmp_path: Path) -> None:
@@ -80,5 +83,5 @@ def test_capacity_after_set_is_the_capacity_that_is_there(tmp_path: Path) -> Non
 
 def test_inspect_prints_names_as_they_are(tmp_path: Path) -> None:
     make_artifact(tmp_path / "[bold]a[")
-    result = reblock("inspect", "[bold]a[", cwd=tmp_path)
+    result = reblock_here("inspect", "[bold]a[", cwd=tmp_path)
     assert result.stdout.startswith("artifact   [bold]a[\n")

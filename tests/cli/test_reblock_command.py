@@ -15,6 +15,7 @@ import reblock as package
 from artifacts import make_artifact
 from reblock.cli import main as main_module
 from reblock.cli.main import COMMANDS, run_guarded
+from reblock.errors import NotAnArtifact
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,6 +106,41 @@ def test_an_interrupt_exits_with_130() -> None:
         return 0
 
     assert run_guarded("reblock", interrupt) == 130
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (BrokenPipeError(), 141, ""),
+        (
+            OSError(28, "No space left on device"),
+            1,
+            "x: error: [Errno 28] No space left on device\n",
+        ),
+        (NotAnArtifact("is not there", path="a"), 4, "x: error: a: is not there\n"),
+    ],
+)
+def test_an_error_becomes_a_line_and_an_exit_code(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    code: int,
+    message: str,
+) -> None:
+    def fail() -> int:
+        raise error
+
+    with open(tmp_path / "stdout", "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert run_guarded("x", fail) == code
+        monkeypatch.undo()
+    assert capsys.readouterr().err == message
+
+
+def test_a_mistake_of_our_own_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_guarded("x", lambda: 1 // 0)
 
 
 def test_every_command_of_the_table_has_a_module_with_both_functions() -> None:

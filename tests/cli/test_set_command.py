@@ -51,21 +51,21 @@ def test_set_by_the_options_of_optimum_rbln_in_both_spellings(directory: Path) -
 
 
 def test_set_by_a_budget_says_what_limits_it(directory: Path, budget: str) -> None:
-    result = reblock("set", directory, "--memory-budget", budget)
+    result = reblock_here("set", directory, "--memory-budget", budget)
     assert_set(result, directory, 24)
     assert "limited by          the memory budget" in result.stdout
     assert f"one more block      {int(budget) + 8 * BYTES_PER_BLOCK:,} bytes" in result.stdout
 
 
 def test_set_by_a_budget_that_holds_all_says_that_more_would_not_be_used(directory: Path) -> None:
-    result = reblock("set", directory, "--memory-budget", "100%")
+    result = reblock_here("set", directory, "--memory-budget", "100%")
     assert_set(result, directory, 32)
     assert "limited by          the full batch" in result.stdout
 
 
 def test_set_budget_by_the_options_of_optimum_rbln(directory: Path, budget: str) -> None:
-    assert_set(optimum("--set-memory-budget", budget, "--model-id", directory), directory, 24)
-    assert_set(optimum("--set-memory-budget=100%", "--model-id", directory), directory, 32)
+    assert_set(optimum_here("--set-memory-budget", budget, "--model-id", directory), directory, 24)
+    assert_set(optimum_here("--set-memory-budget=100%", "--model-id", directory), directory, 32)
 
 
 @pytest.mark.parametrize("spelling", [["--output-dir", "{}"], ["--output-dir={}"]])
@@ -101,22 +101,22 @@ def test_set_takes_options_anywhere(directory: Path, tmp_path: Path, order: list
 
 def test_set_dry_run_writes_nothing(directory: Path, tmp_path: Path) -> None:
     before = fingerprint(tmp_path)
-    result = reblock("set", directory, "20", "--dry-run")
+    result = reblock_here("set", directory, "20", "--dry-run")
     assert result.returncode == 0
     assert "16 -> 20" in result.stdout
     assert "dry run, nothing was written" in result.stdout
     assert fingerprint(tmp_path) == before
-    assert reblock("set", directory, "8", "--dry-run").returncode == 3
+    assert reblock_here("set", directory, "8", "--dry-run").returncode == 3
 
 
 def test_set_to_the_same_count_says_that_nothing_changed(directory: Path) -> None:
-    result = reblock("set", directory, "16")
+    result = reblock_here("set", directory, "16")
     assert result.stdout.startswith("kvcache_num_blocks  16, unchanged\n")
     assert "written" not in result.stdout
 
 
 def test_set_json_prints_one_object(directory: Path, budget: str) -> None:
-    result = reblock("set", directory, "--memory-budget", budget, "--json")
+    result = reblock_here("set", directory, "--memory-budget", budget, "--json")
     assert json.loads(result.stdout) == {
         "directory": str(directory),
         "output_dir": None,
@@ -134,14 +134,14 @@ def test_set_json_prints_one_object(directory: Path, budget: str) -> None:
 
 
 def test_set_above_the_full_count_warns_and_proceeds(directory: Path) -> None:
-    result = reblock("set", directory, "33")
+    result = reblock_here("set", directory, "33")
     assert result.returncode == 0
     assert result.stderr.startswith("warning: 33 blocks are more than the 32 ")
     assert read_num_blocks(str(directory)) == 33
 
 
 def test_set_from_inside_the_artifact_says_to_enter_it_again(directory: Path) -> None:
-    result = reblock("set", ".", "20", cwd=directory)
+    result = reblock_here("set", ".", "20", cwd=directory)
     assert result.returncode == 0
     assert "note: this directory was replaced" in result.stderr
     assert read_num_blocks(str(directory)) == 20
@@ -263,5 +263,5 @@ def test_a_refused_set_exits_with_its_code(
 def test_set_of_an_eager_artifact_exits_with_4_and_changes_nothing(tmp_path: Path) -> None:
     directory = make_artifact(tmp_path / "a", num_blocks=4, attn_impl="eager")
     before = fingerprint(directory)
-    assert_refused(reblock("set", directory, "8"), 4, "can be resized")
+    assert_refused(reblock_here("set", directory, "8"), 4, "can be resized")
     assert fingerprint(directory) == before

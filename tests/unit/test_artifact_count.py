@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,7 @@ from reblock.errors import BadArtifact, CorruptArtifact, NotAnArtifact, UnknownF
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import BinaryIO
 
 OPTIMUM_RBLN = os.path.join(os.path.dirname(__file__), "..", "data", "optimum_rbln_0_12")
 
@@ -107,6 +109,32 @@ def test_read_num_blocks_of_a_huge_file_is_refused(tmp_path: Path) -> None:
         file.truncate(64 * 2**20 + 1)
     with pytest.raises(CorruptArtifact, match="larger than"):
         read_num_blocks(str(tmp_path))
+
+
+def test_read_num_blocks_of_a_file_that_may_not_be_opened_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make_artifact(tmp_path / "a")
+
+    def refuse(path: str, mode: str) -> BinaryIO:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(CorruptArtifact, match="cannot be read: Permission denied"):
+        read_num_blocks(str(directory))
+
+
+def test_read_num_blocks_of_a_file_on_a_failing_disk_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FailingFile(BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            raise OSError(5, "Input/output error")
+
+    directory = make_artifact(tmp_path / "a")
+    monkeypatch.setattr("builtins.open", lambda path, mode: FailingFile())
+    with pytest.raises(CorruptArtifact, match="cannot be read: Input/output error"):
+        read_num_blocks(str(directory))
 
 
 def test_the_light_reader_and_the_full_one_know_the_same_format() -> None:

@@ -23,6 +23,7 @@ from artifacts import (
     read_description,
 )
 from reblock.artifact.count import read_num_blocks
+from reblock.artifact.program import write_resized
 from reblock.artifact.reader import open_artifact
 from reblock.artifact.resize import apply_resize, plan_resize
 from reblock.budget import parse_budget
@@ -337,7 +338,7 @@ def test_a_stage_that_reads_back_wrong_is_not_put_in_place(
     def write_damaged(source: str, destination: str, **keywords: Any) -> None:
         real_write(source, destination, **keywords | {"num_blocks": 21})
 
-    real_write = module.write_resized
+    real_write = write_resized
     before = fingerprint(tmp_path)
     monkeypatch.setattr(module, "write_resized", write_damaged)
     with pytest.raises(EditFailed, match="does not read back"):

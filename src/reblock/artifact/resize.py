@@ -6,6 +6,7 @@ target, reads it back, and only then puts it in place.
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -107,7 +108,8 @@ def apply_resize(artifact: Artifact, plan: ResizePlan, output_dir: str | None = 
         return
     with stage_beside(output_dir or artifact.directory) as stage:
         if output_dir is None and not os.access(stage.target, os.W_OK):
-            raise PermissionError(13, "Permission denied", stage.target)
+            # As the parent directory is what an exchange writes to, the system would not object.
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), stage.target)
         _fill(stage, artifact, plan.num_blocks_after, in_place=output_dir is None)
         _verify(stage, artifact, plan.num_blocks_after)
         if output_dir is None:

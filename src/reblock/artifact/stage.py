@@ -201,6 +201,8 @@ def _edit_failed(error: OSError, target: str, parent: str) -> EditFailed:
             "; a directory on which something is mounted cannot be replaced: write to another "
             "one with --output-dir"
         )
+    elif error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        hint = "; write to a directory that you may change, with --output-dir"
     return EditFailed(
         f"cannot write {target!r}, nothing was changed: {where}: {error.strerror or error}{hint}",
         path=os.fspath(where),

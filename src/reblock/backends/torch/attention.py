@@ -73,7 +73,12 @@ class AttentionTarget(Protocol):
     """What the attention of a model is handed to while it is in force."""
 
     def attend(
-        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: AttentionCall,
     ) -> Tensor:
         """Return the attention output [B, T, H, D] for query [B, H, T, D], key and value [B, K, T, D]."""
         ...
@@ -136,7 +141,9 @@ def _hand_over(
     if target is None:
         raise RuntimeError(f"{ATTENTION_NAME!r} was called with no cache in force")
     if attention_mask is not None:
-        raise NotCompilable("the model builds an attention mask of its own, past the mask interface")
+        raise NotCompilable(
+            "the model builds an attention mask of its own, past the mask interface"
+        )
     return target.attend(module, query, key, value, read_call(query, **arguments)), None
 
 
@@ -157,7 +164,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, call: Atten
         out_BHTD = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=call.scaling, enable_gqa=True
         )
-        return out_BHTD.transpose(1, 2)
+        return out_BHTD.transpose(1, 2).contiguous()
     batch, heads, tokens, size = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads
@@ -175,7 +182,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, call: Atten
         weights = weights[..., :-1]
     weights = weights.reshape(batch, kv_heads, groups * tokens, -1)
     out = torch.matmul(weights, value).reshape(batch, heads, tokens, -1)
-    return out.transpose(1, 2)
+    return out.transpose(1, 2).contiguous()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +218,12 @@ class PagedCache(_Cache):
     block_tables: Tensor  # [B, W] block ids
 
     def attend(
-        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: AttentionCall,
     ) -> Tensor:
         """Write the new tokens into the rows' blocks, then attend to all of them."""
         batch, _, tokens, _ = query.shape
@@ -231,7 +243,9 @@ class PagedCache(_Cache):
 
         num_keys = self.block_tables.shape[1] * block_size
         mask = torch.arange(num_keys)[None, None, None, :] <= position_BT[:, None, :, None]
-        return _attend(query, self._pages(self.key_cache), self._pages(self.value_cache), mask, call)
+        return _attend(
+            query, self._pages(self.key_cache), self._pages(self.value_cache), mask, call
+        )
 
     def _pages(self, cache: Tensor) -> Tensor:
         """Return [B, K, W * P, D]: every row's blocks side by side."""
@@ -248,12 +262,20 @@ class SlidingCache(_Cache):
     slots: Tensor  # [B] which ring is whose
 
     def attend(
-        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: AttentionCall,
     ) -> Tensor:
         """Attend to the ring and to the new tokens, then write those over the oldest."""
         tokens = query.shape[2]
         window = self.key_cache.shape[2]
-        old_key, old_value = self.key_cache[self.slots], self.value_cache[self.slots]  # [B, K, R, D]
+        old_key, old_value = (
+            self.key_cache[self.slots],
+            self.value_cache[self.slots],
+        )  # [B, K, R, D]
         mask = self._mask(tokens, window)
         out = _attend(
             query,
@@ -283,7 +305,7 @@ class SlidingCache(_Cache):
     def _push(self, key: Tensor, value: Tensor, tokens: int, window: int) -> None:
         """Write the last min(T, R) real tokens of each row into its ring."""
         rows = self._rows()
-        kept = torch.arange(min(tokens, window))
+        kept = torch.arange(torch.sym_min(tokens, window))  # min() would settle which is less
         # From the newest back; where a row has fewer tokens its first one is written again.
         token_BM = torch.clamp((self.num_tokens - 1)[rows][:, None] - kept[None, :], min=0)
         position_BM = self.start[rows][:, None] + token_BM

@@ -30,9 +30,8 @@ __all__ = ["CompiledPiece", "PieceTask", "check_compiler", "compile_pieces", "pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceTask:
-    """One piece of one program. `piece` is "prologue", "epilogue" or "layer_<index>"."""
+    """A piece to compile: "prologue", "epilogue" or "layer_<index>"."""
 
-    program: str
     piece: str
     config_dir: str
     dtype: Dtype
@@ -91,7 +90,7 @@ class _Worker:
             answer = self._process.stdout.readline()
         except BrokenPipeError:
             pass
-        where = f"compiling {task.piece} of program {task.program!r}"
+        where = f"compiling {task.piece}"
         if not answer:
             code = self._process.wait()
             hint = " (killed: is there enough memory?)" if code == -9 else ""
@@ -120,8 +119,8 @@ class _Worker:
 
 def compile_pieces(
     tasks: Sequence[PieceTask], *, num_workers: int, on_done: Callable[[PieceTask, float], None]
-) -> dict[tuple[str, str], CompiledPiece]:
-    """Compile all tasks and return them by (program, piece).
+) -> dict[str, CompiledPiece]:
+    """Compile all tasks and return the pieces by name.
 
     Args:
         tasks: in the order in which to start them.
@@ -134,7 +133,9 @@ def compile_pieces(
     waiting: queue.SimpleQueue[PieceTask] = queue.SimpleQueue()
     for task in tasks:
         waiting.put(task)
-    finished: queue.SimpleQueue[tuple[PieceTask, CompiledPiece | BaseException]] = queue.SimpleQueue()
+    finished: queue.SimpleQueue[tuple[PieceTask, CompiledPiece | BaseException]] = (
+        queue.SimpleQueue()
+    )
 
     def serve(worker: _Worker) -> None:
         while True:
@@ -148,10 +149,11 @@ def compile_pieces(
                 finished.put((task, error))
                 return
 
-    compiled: dict[tuple[str, str], CompiledPiece] = {}
+    compiled: dict[str, CompiledPiece] = {}
     with tempfile.TemporaryDirectory(prefix="reblock-build-") as logs:
         workers = [
-            _Worker(os.path.join(logs, f"worker{i}.log")) for i in range(min(num_workers, len(tasks)))
+            _Worker(os.path.join(logs, f"worker{i}.log"))
+            for i in range(min(num_workers, len(tasks)))
         ]
         try:
             for worker in workers:
@@ -160,7 +162,7 @@ def compile_pieces(
                 task, result = finished.get()
                 if isinstance(result, BaseException):
                     raise result
-                compiled[task.program, task.piece] = result
+                compiled[task.piece] = result
                 on_done(task, result.seconds)
         finally:
             for worker in workers:
@@ -168,7 +170,9 @@ def compile_pieces(
     return compiled
 
 
-def package_program(path: str, pieces: Mapping[str, CompiledPiece], description: dict[str, object]) -> None:
+def package_program(
+    path: str, pieces: Mapping[str, CompiledPiece], description: dict[str, object]
+) -> None:
     """Write one program as a PT2 archive: a model for each piece, and `extra/reblock.json`."""
     import zipfile
 

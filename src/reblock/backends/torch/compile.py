@@ -1,10 +1,10 @@
 """From a Hugging Face model to an artifact whose KV cache fits the memory budget.
 
-    examine    the model's configuration and structure, on shapes alone; refuse what cannot work
-    compile    the pieces of all programs, side by side in worker processes
-    weights    once, in the type the programs read
-    measure    what else the programs take, and that they answer as transformers does
-    size       the KV cache, and write the artifact into place
+examine    the model's configuration and structure, on shapes alone; refuse what cannot work
+compile    the pieces of all programs, side by side in worker processes
+weights    once, in the type the programs read
+measure    what else the programs take, and that they answer as transformers does
+size       the KV cache, and write the artifact into place
 """
 
 from __future__ import annotations
@@ -132,7 +132,9 @@ def compile_model(
             sizing = _build(stage.path, model, options, clock)
             stage.commit_new()
     except NotCompilable as reason:
-        raise UnsupportedModel(f"{model_id!r} cannot be compiled: {reason}", model=model_id) from reason
+        raise UnsupportedModel(
+            f"{model_id!r} cannot be compiled: {reason}", model=model_id
+        ) from reason
     return CompileReport(output_dir=output_dir, sizing=sizing, seconds=clock.seconds)
 
 
@@ -147,9 +149,7 @@ def _examine(model_id: str, options: CompileOptions, progress: Progress) -> _Mod
     structure = study(shapes, source.num_layers, resolved.max_seq_len)
     if all(shape.window is not None for shape in structure.shapes):
         resolved = _without_blocks(resolved)
-    return _Model(
-        source=source, shapes=shapes, structure=structure, options=resolved, dtype=dtype
-    )
+    return _Model(source=source, shapes=shapes, structure=structure, options=resolved, dtype=dtype)
 
 
 def _default_dtype(source: ModelSource, progress: Progress) -> Dtype:
@@ -250,38 +250,30 @@ def _build(directory: str, model: _Model, options: CompileOptions, clock: _Clock
 
 def _compile(
     directory: str, model: _Model, options: CompileOptions, clock: _Clock
-) -> dict[tuple[str, str], CompiledPiece]:
+) -> dict[str, CompiledPiece]:
     threads = options.num_threads or len(os.sched_getaffinity(0))
     kinds = sorted(set(model.structure.kinds))
     # The layers first: they take longest, so the short ones fill the end.
-    names = [*(f"layer_{kind}" for kind in kinds), "prologue", "epilogue"]
-    programs = describe.program_shapes(model.options)
     tasks = [
         PieceTask(
-            program=program,
             piece=piece,
             config_dir=directory,
             dtype=model.dtype,
             isa=host_isa(),
             num_threads=threads,
-            shapes=shapes,
+            shapes=describe.piece_shapes(model.options),
         )
-        for piece in names
-        for program, shapes in programs.items()
+        for piece in [*(f"layer_{kind}" for kind in kinds), "prologue", "epilogue"]
     ]
     done = 0
 
     def note(task: PieceTask, seconds: float) -> None:
         nonlocal done
         done += 1
-        clock.progress.note(
-            f"[{done}/{len(tasks)}] {task.program} {task.piece} compiled in {seconds:.0f} s"
-        )
+        clock.progress.note(f"[{done}/{len(tasks)}] {task.piece} compiled in {seconds:.0f} s")
 
-    text = (
-        f"compiling {len(programs)} programs of {len(names)} pieces for "
-        f"{model.source.num_layers} layers"
-    )
+    layers, count = model.source.num_layers, len(describe.programs(model.options))
+    text = f"compiling {len(tasks)} pieces: {layers} layers of {len(kinds)} kinds, {count} programs"
     with clock.stage("compile", text):
         return compile_pieces(tasks, num_workers=len(os.sched_getaffinity(0)), on_done=note)
 
@@ -301,25 +293,23 @@ def _reference(loaded: Any, model: _Model) -> dict[str, Tensor]:
 def _package(
     directory: str,
     model: _Model,
-    pieces: Mapping[tuple[str, str], CompiledPiece],
+    pieces: Mapping[str, CompiledPiece],
     *,
     alloc: dict[str, list[list[int]]],
     count: int,
 ) -> None:
     """Write every `.rbln`; memory that the programs share stands in the first one's plan."""
     metas = describe.cache_metas(model.structure, model.options, model.dtype)
-    for name, shapes in describe.program_shapes(model.options).items():
+    for name, (rows, tokens) in describe.programs(model.options).items():
         content = {
             "format_version": 1,
             "name": name,
             "kvcache_num_blocks": count,
             "alloc": alloc,
             "dram": describe.cache_bytes(metas, count),
-            "graph": describe.graph(model.shapes, model.structure, shapes),
+            "graph": describe.graph(model.shapes, model.structure, rows=rows, tokens=tokens),
         }
-        own = {piece: files for (program, piece), files in pieces.items() if program == name}
-        path = os.path.join(directory, f"{name}.rbln")
-        package_program(path, own, content)
+        package_program(os.path.join(directory, f"{name}.rbln"), pieces, content)
         alloc = {term: [[0]] for term in alloc}
 
 
@@ -346,7 +336,15 @@ def _measure(directory: str, model: _Model, reference: dict[str, Tensor]) -> dic
         path = os.path.join(scratch, "reference.safetensors")
         save_file(reference, path)
         outcome = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "reblock.backends.torch.profile", directory, path],
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "reblock.backends.torch.profile",
+                directory,
+                path,
+            ],
             capture_output=True,
             text=True,
             check=False,

@@ -19,29 +19,34 @@ if TYPE_CHECKING:
     from reblock.backends.torch.source import ModelSource
     from reblock.options import Dtype, ResolvedOptions
 
-__all__ = ["cache_metas", "config_text", "graph", "program_shapes"]
+__all__ = ["cache_bytes", "cache_metas", "config_text", "graph", "piece_shapes", "programs"]
 
 
-def program_shapes(options: ResolvedOptions) -> dict[str, PieceShapes]:
-    """Return the shapes of every program to compile, by its name."""
-    common = {
-        "block_size": options.kvcache_block_size,
-        "max_seq_len": options.max_seq_len,
-        "max_batch": options.batch_size,
-    }
-    shapes = {"prefill": PieceShapes(batch=1, tokens=options.prefill_chunk_size, **common)}
-    for size in options.decoder_batch_sizes:
-        shapes[f"decoder_batch_{size}"] = PieceShapes(batch=size, tokens=1, **common)
-    return shapes
+def programs(options: ResolvedOptions) -> dict[str, tuple[int, int]]:
+    """Return rows and tokens of every program, by its name."""
+    decoders = {f"decoder_batch_{size}": (size, 1) for size in options.decoder_batch_sizes}
+    return {"prefill": (1, options.prefill_chunk_size), **decoders}
 
 
-def cache_metas(structure: Structure, options: ResolvedOptions, dtype: Dtype) -> list[dict[str, Any]]:
+def piece_shapes(options: ResolvedOptions) -> PieceShapes:
+    """Return how large the dimensions of the programs' pieces can get."""
+    return PieceShapes(
+        max_batch=options.batch_size,
+        max_tokens=options.prefill_chunk_size,
+        block_size=options.kvcache_block_size,
+        max_seq_len=options.max_seq_len,
+    )
+
+
+def cache_metas(
+    structure: Structure, options: ResolvedOptions, dtype: Dtype
+) -> list[dict[str, Any]]:
     """Return the entries of `cache_metas`, keys before values in every layer.
 
     The first dimension is the most blocks that the programs can use; a window's caches have one
     ring for every sequence that runs.
     """
-    shapes = program_shapes(options)["prefill"]
+    shapes = piece_shapes(options)
     metas = []
     for index, shape in enumerate(structure.shapes):
         is_full = shape.window is None
@@ -72,7 +77,7 @@ def cache_bytes(metas: list[dict[str, Any]], num_blocks: int) -> dict[str, list[
     return sizes
 
 
-def graph(model: nn.Module, structure: Structure, shapes: PieceShapes) -> dict[str, Any]:
+def graph(model: nn.Module, structure: Structure, *, rows: int, tokens: int) -> dict[str, Any]:
     """Return how a program's pieces are put together, as `LoadedProgram` reads it."""
     outside = list(nonlayer_tensors(model, structure.layers_path))
     layers = model.get_submodule(structure.layers_path)
@@ -90,8 +95,8 @@ def graph(model: nn.Module, structure: Structure, shapes: PieceShapes) -> dict[s
             }
         )
     return {
-        "batch": shapes.batch,
-        "tokens": shapes.tokens,
+        "batch": rows,
+        "tokens": tokens,
         "prologue_weights": outside,
         "layers": described,
         "epilogue_weights": outside,
@@ -117,11 +122,11 @@ def config_text(
         "_compile_cfgs": [
             {
                 "compiled_model_name": name,
-                "input_info": _input_info(shapes, metas),
+                "input_info": _input_info(rows, tokens, piece_shapes(options).max_width, metas),
                 "npu": "cpu",
                 "num_devices": 1,
             }
-            for name, shapes in program_shapes(options).items()
+            for name, (rows, tokens) in programs(options).items()
         ],
         "batch_size": options.batch_size,
         "max_seq_len": options.max_seq_len,
@@ -149,16 +154,17 @@ def config_text(
     return json.dumps(content, indent=2) + "\n"
 
 
-def _input_info(shapes: PieceShapes, metas: list[dict[str, Any]]) -> list[list[Any]]:
+def _input_info(rows: int, tokens: int, width: int, metas: list[dict[str, Any]]) -> list[list[Any]]:
     caches = [
-        [m["name"], [1 if m["is_auto"] else m["shape"][0], *m["shape"][1:]], m["dtype"]] for m in metas
+        [m["name"], [1 if m["is_auto"] else m["shape"][0], *m["shape"][1:]], m["dtype"]]
+        for m in metas
     ]
     return [
-        ["input_ids", [shapes.batch, shapes.tokens], "int64"],
-        ["start", [shapes.batch], "int64"],
-        ["num_tokens", [shapes.batch], "int64"],
+        ["input_ids", [rows, tokens], "int64"],
+        ["start", [rows], "int64"],
+        ["num_tokens", [rows], "int64"],
         ["num_rows", [1], "int64"],
-        ["block_tables", [shapes.batch, shapes.max_width], "int64"],
-        ["slots", [shapes.batch], "int64"],
+        ["block_tables", [rows, width], "int64"],
+        ["slots", [rows], "int64"],
         *caches,
     ]

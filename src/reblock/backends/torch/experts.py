@@ -20,7 +20,9 @@ __all__ = ["EXPERTS_NAME", "register"]
 EXPERTS_NAME = "reblock_dense"
 
 
-def _dense_experts(module: Any, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+def _dense_experts(
+    module: Any, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
     """Return [S, hidden size] for hidden [S, hidden size], index and weights [S, top_k]."""
     if module.has_post_expert_norm:
         raise NotCompilable("experts with a norm of their own behind them are not supported")

@@ -1,7 +1,9 @@
 """The pieces of a model as modules that `torch.export` takes, with their weights as inputs.
 
 Every piece takes a flat list of tensors, so that the runner needs no tree of arguments. Weights
-come last. B rows, T tokens a row, W blocks a table names; see attention.py for the caches.
+come last. B rows, T tokens a row, W blocks a table names; see attention.py for the caches. B, T, W
+and the number of blocks are dynamic dimensions, so one compiled piece serves every program:
+prefill calls it with B = 1 and a chunk of tokens, a decoder with T = 1.
 
     prologue   ids [B, T], positions [B, T], weights...       -> hidden [B, T, E], shared...
     layer      hidden, start [B], num_tokens [B], num_rows [1], tables [B, W] or slots [B],
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from reblock.backends.torch.attention import PagedCache, SlidingCache, attending
+from reblock.backends.torch.refusal import NotCompilable
 from reblock.backends.torch.structure import (
     LayerCall,
     Structure,
@@ -36,13 +39,12 @@ __all__ = ["PieceShapes", "cache_shape", "epilogue", "export_piece", "layer", "p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceShapes:
-    """The shapes of one program: a prefill of one row, or a decode of one token a row."""
+    """How large the dimensions of the pieces can get, over all programs."""
 
-    batch: int
-    tokens: int
+    max_batch: int
+    max_tokens: int
     block_size: int
     max_seq_len: int
-    max_batch: int
 
     @property
     def max_width(self) -> int:
@@ -78,7 +80,9 @@ class _Prologue(nn.Module):
         model, structure = self._model[0], self._structure
         recorder = _CallRecorder(model, structure)
         named = dict(zip(self.names, weights, strict=True))
-        functional_call(recorder, {f"model.{k}": v for k, v in named.items()}, (input_ids, positions))
+        functional_call(
+            recorder, {f"model.{k}": v for k, v in named.items()}, (input_ids, positions)
+        )
         hidden, shared, _ = recorder.recorded
         # An output may not be an input itself.
         return [hidden, *(t.clone() if t is positions or t is input_ids else t for t in shared)]
@@ -99,12 +103,11 @@ class _CallRecorder(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self, module: nn.Module, call: LayerCall, shapes: PieceShapes, sliding: bool) -> None:
+    def __init__(self, module: nn.Module, call: LayerCall, is_sliding: bool) -> None:
         super().__init__()
         self._module = (module,)
         self._call = call
-        self._shapes = shapes
-        self._sliding = sliding
+        self._is_sliding = is_sliding
         named = [*module.named_parameters(), *module.named_buffers()]
         self.names = tuple(name for name, _ in named)
 
@@ -129,7 +132,7 @@ class _Layer(nn.Module):
             "num_rows": num_rows,
         }
         target: PagedCache | SlidingCache
-        if self._sliding:
+        if self._is_sliding:
             target = SlidingCache(**caches, slots=where)
         else:
             target = PagedCache(**caches, block_tables=where)
@@ -162,7 +165,9 @@ class _Epilogue(nn.Module):
         ids = torch.zeros((batch, 1), dtype=torch.int64)
         named = dict(zip(self.names, weights, strict=True))
         with replaced_layers(model, structure.layers_path, [give] * len(structure.kinds)):
-            logits = functional_call(_Whole(model), {f"model.{k}": v for k, v in named.items()}, (ids,))
+            logits = functional_call(
+                _Whole(model), {f"model.{k}": v for k, v in named.items()}, (ids,)
+            )
         return logits[:, 0].to(torch.float32)
 
 
@@ -180,9 +185,52 @@ def _zeros_like(named: Mapping[str, Tensor], names: tuple[str, ...]) -> list[Ten
     return [torch.zeros(named[name].shape, dtype=named[name].dtype) for name in names]
 
 
+def _dimension(index: int, name: str, longest: int) -> dict[int, Any]:
+    # A dimension of one has nothing to vary.
+    return {index: torch.export.Dim(name, min=1, max=longest)} if longest > 1 else {}
+
+
+def _rows(shapes: PieceShapes) -> dict[int, Any]:
+    return _dimension(0, "rows", shapes.max_batch)
+
+
+def _rows_tokens(shapes: PieceShapes) -> dict[int, Any]:
+    return {**_rows(shapes), **_dimension(1, "tokens", shapes.max_tokens)}
+
+
+def _like_at(
+    small: Tensor, large: Tensor, shapes: PieceShapes
+) -> tuple[Tensor, dict[int, Any] | None]:
+    """Return an example, and its dynamic dimensions, of a tensor that was seen at two shapes."""
+    meanings = {
+        (_SMALL[0], _LARGE[0]): (shapes.max_batch, _rows(shapes).get(0)),
+        (_SMALL[1], _LARGE[1]): (
+            shapes.max_tokens,
+            _dimension(0, "tokens", shapes.max_tokens).get(0),
+        ),
+    }
+    sizes: list[int] = []
+    dynamic: dict[int, Any] = {}
+    for index, pair in enumerate(zip(small.shape, large.shape, strict=True)):
+        size, dimension = (pair[0], None) if pair[0] == pair[1] else meanings.get(pair, (0, None))
+        if size == 0:
+            raise NotCompilable(
+                "what it prepares for its layers has a dimension that is neither the rows nor the "
+                f"tokens: {tuple(small.shape)} for {_SMALL}, {tuple(large.shape)} for {_LARGE}"
+            )
+        sizes.append(size)
+        if dimension is not None:
+            dynamic[index] = dimension
+    return torch.zeros(sizes, dtype=small.dtype), dynamic or None
+
+
+# Rows and tokens to try a model with, so that each dimension of a result tells what it is.
+_SMALL, _LARGE = (2, 3), (5, 7)
+
+
 def _ids(shapes: PieceShapes) -> tuple[Tensor, Tensor]:
-    ids = torch.zeros((shapes.batch, shapes.tokens), dtype=torch.int64)
-    return ids, torch.arange(shapes.tokens)[None].expand_as(ids).contiguous()
+    ids = torch.zeros((shapes.max_batch, shapes.max_tokens), dtype=torch.int64)
+    return ids, torch.arange(shapes.max_tokens)[None].expand_as(ids).contiguous()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +249,11 @@ def prologue(model: nn.Module, structure: Structure, shapes: PieceShapes) -> Pie
     return Piece(
         module=module,
         inputs=(*_ids(shapes), *weights),
-        dynamic_shapes={"input_ids": None, "positions": None, "weights": (None,) * len(weights)},
+        dynamic_shapes={
+            "input_ids": _rows_tokens(shapes),
+            "positions": _rows_tokens(shapes),
+            "weights": (None,) * len(weights),
+        },
     )
 
 
@@ -209,11 +261,15 @@ def epilogue(model: nn.Module, structure: Structure, shapes: PieceShapes) -> Pie
     """Return the piece behind the layers."""
     module = _Epilogue(model, structure)
     weights = _zeros_like(nonlayer_tensors(model, structure.layers_path), module.names)
-    hidden, _ = _example_states(model, structure, shapes)
+    hidden = _example(model, structure, shapes, 0).hidden
     return Piece(
         module=module,
-        inputs=(hidden, torch.ones(shapes.batch, dtype=torch.int64), *weights),
-        dynamic_shapes={"hidden": None, "num_tokens": None, "weights": (None,) * len(weights)},
+        inputs=(hidden, torch.ones(shapes.max_batch, dtype=torch.int64), *weights),
+        dynamic_shapes={
+            "hidden": _rows_tokens(shapes),
+            "num_tokens": _rows(shapes),
+            "weights": (None,) * len(weights),
+        },
     )
 
 
@@ -221,58 +277,72 @@ def layer(model: nn.Module, structure: Structure, shapes: PieceShapes, index: in
     """Return the piece for layer `index` and all that are like it."""
     layers = model.get_submodule(structure.layers_path)
     assert isinstance(layers, nn.ModuleList)
-    hidden, (shared, call) = _example_states(model, structure, shapes, index)
+    example = _example(model, structure, shapes, index)
     is_sliding = structure.shapes[index].window is not None
-    module = _Layer(layers[index], call, shapes, is_sliding)
+    module = _Layer(layers[index], example.call, is_sliding)
     named = {n: t for n, t in [*layers[index].named_parameters(), *layers[index].named_buffers()]}
     weights = _zeros_like(named, module.names)
     width = shapes.max_width
-    num_blocks = max(2, shapes.batch) * width
+    num_blocks = max(2, shapes.max_batch) * width
     key_shape, value_shape = cache_shape(structure, index, shapes, num_blocks)
-    dtype = hidden.dtype
+    dtype = example.hidden.dtype
     if is_sliding:
-        where = torch.arange(shapes.batch)
-        where_dims, cache_dims = None, None
+        where = torch.arange(shapes.max_batch)
+        where_dims, cache_dims = _rows(shapes), None
     else:
-        where = torch.arange(shapes.batch * width).reshape(shapes.batch, width)
-        where_dims = {1: torch.export.Dim("width", min=1, max=width)} if width > 1 else None
+        where = torch.arange(shapes.max_batch * width).reshape(shapes.max_batch, width)
+        where_dims = {**_rows(shapes), **_dimension(1, "width", width)}
         cache_dims = {0: torch.export.Dim("num_blocks", min=1, max=2**31 - 1)}
-    rest = (*shared, *weights)
+    rest = (*(tensor for tensor, _ in example.shared), *weights)
     inputs = (
-        hidden,
-        torch.zeros(shapes.batch, dtype=torch.int64),
-        torch.full((shapes.batch,), shapes.tokens, dtype=torch.int64),
-        torch.full((1,), shapes.batch, dtype=torch.int64),
+        example.hidden,
+        torch.zeros(shapes.max_batch, dtype=torch.int64),
+        torch.full((shapes.max_batch,), shapes.max_tokens, dtype=torch.int64),
+        torch.full((1,), shapes.max_batch, dtype=torch.int64),
         where,
         torch.zeros(key_shape, dtype=dtype),
         torch.zeros(value_shape, dtype=dtype),
         *rest,
     )
-    dynamic = {
-        "hidden": None,
-        "start": None,
-        "num_tokens": None,
+    dynamic_shapes = {
+        "hidden": _rows_tokens(shapes),
+        "start": _rows(shapes),
+        "num_tokens": _rows(shapes),
         "num_rows": None,
         "where": where_dims,
         "key_cache": cache_dims,
         "value_cache": cache_dims,
-        "rest": (None,) * len(rest),
+        "rest": (*(dynamic for _, dynamic in example.shared), *(None for _ in weights)),
     }
-    return Piece(module=module, inputs=inputs, dynamic_shapes=dynamic)
+    return Piece(module=module, inputs=inputs, dynamic_shapes=dynamic_shapes)
 
 
-def _example_states(
-    model: nn.Module, structure: Structure, shapes: PieceShapes, index: int = 0
-) -> tuple[Tensor, tuple[list[Tensor], LayerCall]]:
-    """Return zeros in the shapes of a layer's inputs, and how that layer is called."""
-    ids, positions = (tensor.to("meta") for tensor in _ids(shapes))
-    with torch.no_grad():
-        hidden, shared, calls = record_calls(
-            model, structure.layers_path, structure.returns_tuple, ids, positions
-        )
+@dataclass(frozen=True, slots=True)
+class _Example:
+    """Inputs of a layer by example, with their dynamic dimensions, and how it is called."""
+
+    hidden: Tensor
+    shared: list[tuple[Tensor, dict[int, Any] | None]]
+    call: LayerCall
+
+
+def _example(model: nn.Module, structure: Structure, shapes: PieceShapes, index: int) -> _Example:
+    def record(rows: int, tokens: int) -> tuple[Tensor, list[Tensor], list[LayerCall]]:
+        ids = torch.zeros((rows, tokens), dtype=torch.int64, device="meta")
+        positions = torch.arange(tokens, device="meta")[None].expand_as(ids).contiguous()
+        with torch.no_grad():
+            return record_calls(
+                model, structure.layers_path, structure.returns_tuple, ids, positions
+            )
+
+    hidden, small, calls = record(*_SMALL)
+    _, large, _ = record(*_LARGE)
     call = calls[index]
-    own = [torch.zeros(shared[i].shape, dtype=shared[i].dtype) for i in call.shared]
-    return torch.zeros(hidden.shape, dtype=hidden.dtype), (own, call)
+    return _Example(
+        torch.zeros((shapes.max_batch, shapes.max_tokens, hidden.shape[2]), dtype=hidden.dtype),
+        [_like_at(small[i], large[i], shapes) for i in call.shared],
+        call,
+    )
 
 
 def export_piece(piece: Piece) -> torch.export.ExportedProgram:

@@ -93,9 +93,7 @@ class LoadedProgram:
         return logits
 
 
-def _load_pieces(
-    path: str, names: list[str]
-) -> dict[str, Callable[[list[Tensor]], list[Tensor]]]:
+def _load_pieces(path: str, names: list[str]) -> dict[str, Callable[[list[Tensor]], list[Tensor]]]:
     """Load the shared library of every piece out of a PT2 archive.
 
     The libraries lie on disk only until they are mapped, so a process that is killed leaves

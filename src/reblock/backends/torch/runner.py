@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +13,7 @@ from reblock.backends.torch.kv_cache import KVCache, allocate
 from reblock.backends.torch.program import LoadedProgram, ProgramInputs
 from reblock.backends.torch.weights import map_weights
 from reblock.engine.limits import EngineLimits
+from reblock.engine.text import read_eos_token_ids
 from reblock.errors import BadArtifact
 
 if TYPE_CHECKING:
@@ -116,21 +115,8 @@ def _limits(directory: str, config: RBLNConfig, num_blocks: int) -> EngineLimits
         max_batch=config.batch_size,
         decoder_batch_sizes=config.decoder_batch_sizes,
         prefill_chunk_size=config.prefill_chunk_size,
-        eos_token_ids=_eos_token_ids(directory),
+        eos_token_ids=read_eos_token_ids(directory),
     )
-
-
-def _eos_token_ids(directory: str) -> tuple[int, ...]:
-    """Return the tokens that end an answer; the generation settings go before the model's."""
-    for name in ("generation_config.json", "config.json"):
-        path = os.path.join(directory, name)
-        if not os.path.exists(path):
-            continue
-        with open(path, encoding="utf-8") as file:
-            value = json.load(file).get("eos_token_id")
-        if value is not None:
-            return tuple(value) if isinstance(value, list) else (value,)
-    return ()
 
 
 def load_runner(artifact: Artifact, num_threads: int | None = None) -> TorchRunner:

@@ -65,7 +65,11 @@ def _find(model_id: str) -> tuple[str, dict[str, Any]]:
         if not os.path.exists(os.path.join(model_id, "config.json")):
             raise NotCompilable("the directory has no config.json, so it holds no model")
         return model_id, {}
-    if model_id.endswith(".gguf") or model_id.startswith((".", "/", "~")) or model_id.count("/") > 1:
+    if (
+        model_id.endswith(".gguf")
+        or model_id.startswith((".", "/", "~"))
+        or model_id.count("/") > 1
+    ):
         raise NotCompilable("there is no such file or directory")
     return model_id, {}
 
@@ -110,8 +114,12 @@ def check_compilable(config: Any) -> None:
     Raises:
         NotCompilable: with the reason.
     """
-    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
-        raise NotCompilable("it attends across to an encoder; only decoder-only models are compiled")
+    if getattr(config, "is_encoder_decoder", False) or getattr(
+        config, "add_cross_attention", False
+    ):
+        raise NotCompilable(
+            "it attends across to an encoder; only decoder-only models are compiled"
+        )
     if getattr(config, "kv_lora_rank", None):
         raise NotCompilable(
             "it has latent attention (kv_lora_rank), which transformers expands to full keys and "

@@ -42,6 +42,7 @@ __all__ = [
     "study",
 ]
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCall:
     """How a model calls one of its layers.
@@ -150,9 +151,7 @@ def find_layers(model: nn.Module, num_layers: int) -> str:
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) == num_layers
     ]
-    outermost = [
-        path for path in paths if not any(path.startswith(other + ".") for other in paths)
-    ]
+    outermost = [path for path in paths if not any(path.startswith(other + ".") for other in paths)]
     if len(outermost) != 1:
         raise NotCompilable(
             f"it has {len(outermost)} lists of {num_layers} layers ({', '.join(outermost)}); "

@@ -48,6 +48,8 @@ def save_weights(path: str, model: nn.Module, shapes: nn.Module) -> int:
         # A copy where a tensor is a view of a larger one, which must not be written whole.
         kept[name] = tensor.detach().to(expected.dtype).contiguous().clone()
     save_file(kept, path, metadata={"format": "pt"})
+    # safetensors keeps what it writes to its owner; an artifact is as public as its directory.
+    os.chmod(path, 0o666 & os.stat(os.path.dirname(path)).st_mode)
     return sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
 
 

@@ -1,14 +1,21 @@
-"""Edits where the system refuses to write: on file systems that the tests mount themselves."""
+"""Edits that the system refuses: full and read-only disks, mount points, foreign directories."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from typing import TYPE_CHECKING, Any
 
-from commands import run_in_namespace
+import pytest
+from commands import assert_refused, run, run_in_namespace
+
+from artifacts import fingerprint, make_artifact
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+NOBODY = 65534
 
 # Each script mounts something, runs a command, and prints what came of it as JSON.
 PREAMBLE = """
@@ -106,3 +113,53 @@ def test_a_mount_point_is_not_edited_in_place_but_can_be_copied(tmp_path: Path) 
     assert in_place["count"] == "16\n"
     assert copied["code"] == 0, copied["stderr"]
     assert copied["count"] == "20\n"
+
+
+# Root without the right to overrule permissions, which is how anybody else meets them.
+UNPRIVILEGED = ("setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner,-chown")
+
+
+@pytest.fixture
+def foreign_artifact(tmp_path: Path) -> Path:
+    """An artifact of another user, in a directory of that user."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root, to give files away, and setpriv, to do without root's rights")
+    if run("reblock", "--version", prefix=UNPRIVILEGED).returncode != 0:
+        pytest.skip("this system does not let root lay down its rights")
+    directory = make_artifact(tmp_path / "place" / "artifact", num_blocks=16)
+    for path in (directory.parent, directory, *directory.iterdir()):
+        os.chown(path, NOBODY, NOBODY)
+    return directory
+
+
+@pytest.mark.parametrize("mode_of_the_parent", [0o755, 0o777])
+def test_an_artifact_of_somebody_else_is_left_as_it_is(
+    foreign_artifact: Path, mode_of_the_parent: int
+) -> None:
+    foreign_artifact.parent.chmod(mode_of_the_parent)
+    before = fingerprint(foreign_artifact.parent)
+    assert run("reblock", "get", foreign_artifact, prefix=UNPRIVILEGED).stdout == "16\n"
+    result = run("reblock", "set", foreign_artifact, "20", prefix=UNPRIVILEGED)
+    assert_refused(result, 1, "Permission denied", "nothing was changed", "--output-dir")
+    assert fingerprint(foreign_artifact.parent) == before
+
+
+def test_an_artifact_of_somebody_else_can_be_copied(foreign_artifact: Path, tmp_path: Path) -> None:
+    before, out = fingerprint(foreign_artifact), tmp_path / "out"
+    options = ["20", "--output-dir", str(out)]
+    result = run("reblock", "set", foreign_artifact, *options, prefix=UNPRIVILEGED)
+    assert result.returncode == 0, result.stderr
+    assert run("reblock", "get", out).stdout == "20\n"
+    assert {path.stat().st_uid for path in (out, *out.iterdir())} == {0}
+    assert fingerprint(foreign_artifact) == before
+
+
+def test_an_artifact_that_everybody_may_write_is_edited_by_somebody_else(
+    foreign_artifact: Path,
+) -> None:
+    for path in (foreign_artifact.parent, foreign_artifact, *foreign_artifact.iterdir()):
+        path.chmod(0o777 if path.is_dir() else 0o644)
+    result = run("reblock", "set", foreign_artifact, "20", prefix=UNPRIVILEGED)
+    assert result.returncode == 0, result.stderr
+    assert run("reblock", "get", foreign_artifact).stdout == "20\n"
+    assert [path.name for path in foreign_artifact.parent.iterdir()] == ["artifact"]
