@@ -12,6 +12,7 @@ S keys that a query sees.
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -74,13 +75,12 @@ class AttentionTarget(Protocol):
 
     def attend(
         self,
-        module: torch.nn.Module,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         call: AttentionCall,
     ) -> Tensor:
-        """Return the attention output [B, T, H, D] for query [B, H, T, D], key and value [B, K, T, D]."""
+        """Return the output [B, T, H, D] for query [B, H, T, D] and key, value [B, K, T, D]."""
         ...
 
 
@@ -144,7 +144,9 @@ def _hand_over(
         raise NotCompilable(
             "the model builds an attention mask of its own, past the mask interface"
         )
-    return target.attend(module, query, key, value, read_call(query, **arguments)), None
+    if getattr(module, "is_causal", True) is False:
+        raise NotCompilable("its attention is not causal; a KV cache holds the past only")
+    return target.attend(query, key, value, read_call(query, **arguments)), None
 
 
 def register() -> None:
@@ -159,30 +161,53 @@ def register() -> None:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, call: AttentionCall) -> Tensor:
-    """Return softmax(query key^T) value as [B, T, H, D]; key, value [B, K, S, D], mask [B, 1, T, S]."""
+    """Return the output [B, T, H, D]; key and value are [B, K, S, D], the mask is [B, 1, T, S]."""
     if call.softcap is None and call.sinks is None:
         out_BHTD = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=call.scaling, enable_gqa=True
         )
-        return out_BHTD.transpose(1, 2).contiguous()
+        return _copy(out_BHTD.transpose(1, 2))
     batch, heads, tokens, size = query.shape
-    kv_heads = key.shape[1]
+    kv_heads, num_keys = key.shape[1], key.shape[2]
     groups = heads // kv_heads
     # Heads that share keys become rows of one product, so the keys are not repeated.
-    query_BKGTD = query.reshape(batch, kv_heads, groups * tokens, size)
-    scores = torch.matmul(query_BKGTD, key.transpose(2, 3)) * call.scaling
+    query = _reshape(query, batch * kv_heads, groups * tokens, size)
+    key = _reshape(key, batch * kv_heads, num_keys, size)
+    value = _reshape(value, batch * kv_heads, num_keys, value.shape[3])
+    scores = torch.bmm(query, key.transpose(1, 2)) * call.scaling
     if call.softcap is not None:
         scores = torch.tanh(scores / call.softcap) * call.softcap
-    scores = scores.reshape(batch, heads, tokens, -1).masked_fill(~mask, float("-inf"))
-    if call.sinks is not None:
-        sinks = call.sinks.reshape(1, heads, 1, 1).expand(batch, heads, tokens, 1)
-        scores = torch.cat([scores, sinks.to(scores.dtype)], dim=-1)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    if call.sinks is not None:
-        weights = weights[..., :-1]
-    weights = weights.reshape(batch, kv_heads, groups * tokens, -1)
-    out = torch.matmul(weights, value).reshape(batch, heads, tokens, -1)
-    return out.transpose(1, 2).contiguous()
+    scores = _reshape(scores, batch, heads, tokens, num_keys).masked_fill(~mask, float("-inf"))
+    weights = _softmax(scores, call.sinks).to(value.dtype)
+    weights = _reshape(weights, batch * kv_heads, groups * tokens, num_keys)
+    out = _reshape(torch.bmm(weights, value), batch, heads, tokens, value.shape[2])
+    return _copy(out.transpose(1, 2))
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return softmax over the last dimension, float32; `sinks` [H] take part and are left out."""
+    if sinks is None:
+        return torch.softmax(scores, dim=-1, dtype=torch.float32)
+    batch, heads, tokens, num_keys = scores.shape
+    column = sinks.to(scores.dtype)[None, :, None, None].expand(batch, heads, tokens, 1)
+    both = torch.cat([scores, column], dim=-1)
+    return torch.softmax(both, dim=-1, dtype=torch.float32).narrow(3, 0, num_keys)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    # Not `contiguous()`, which looks whether it has anything to do. The answer is baked into the
+    # graph, and it can differ once the compiler has taken an operator apart.
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _reshape(tensor: Tensor, *shape: int) -> Tensor:
+    """Return a copy in another shape, whose strides are spelled out.
+
+    `view` would derive them as minima of products of dynamic dimensions, which the exporter
+    cannot prove to be what they always are, and so refuses.
+    """
+    strides = [math.prod(shape[index + 1 :]) for index in range(len(shape))]
+    return _copy(tensor).as_strided(shape, strides)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,14 +244,13 @@ class PagedCache(_Cache):
 
     def attend(
         self,
-        module: torch.nn.Module,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         call: AttentionCall,
     ) -> Tensor:
         """Write the new tokens into the rows' blocks, then attend to all of them."""
-        batch, _, tokens, _ = query.shape
+        _batch, _, tokens, _ = query.shape
         block_size = self.key_cache.shape[2]
         last_B1 = (self.num_tokens - 1)[:, None]
         # Padding tokens stand where the last real token stands: in range, and written alike.
@@ -263,7 +287,6 @@ class SlidingCache(_Cache):
 
     def attend(
         self,
-        module: torch.nn.Module,
         query: Tensor,
         key: Tensor,
         value: Tensor,

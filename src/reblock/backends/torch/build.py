@@ -14,15 +14,16 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from reblock.backends.torch.pieces import PieceShapes
 from reblock.errors import CompileFailed, MissingDependency
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from reblock.backends.torch.pieces import PieceShapes
     from reblock.options import Dtype
 
 __all__ = ["CompiledPiece", "PieceTask", "check_compiler", "compile_pieces", "package_program"]
@@ -110,10 +111,8 @@ class _Worker:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
-            try:
+            with suppress(BrokenPipeError):
                 stream.close()
-            except BrokenPipeError:
-                pass
         self._log.close()
 
 
@@ -176,7 +175,7 @@ def package_program(
     """Write one program as a PT2 archive: a model for each piece, and `extra/reblock.json`."""
     import zipfile
 
-    from torch._inductor.package import package_aoti
+    from torch._inductor.package.package import package_aoti
 
     # package_aoti insists on its own ending.
     archive = path + ".pt2"

@@ -280,7 +280,7 @@ def layer(model: nn.Module, structure: Structure, shapes: PieceShapes, index: in
     example = _example(model, structure, shapes, index)
     is_sliding = structure.shapes[index].window is not None
     module = _Layer(layers[index], example.call, is_sliding)
-    named = {n: t for n, t in [*layers[index].named_parameters(), *layers[index].named_buffers()]}
+    named = dict([*layers[index].named_parameters(), *layers[index].named_buffers()])
     weights = _zeros_like(named, module.names)
     width = shapes.max_width
     num_blocks = max(2, shapes.max_batch) * width
@@ -346,9 +346,8 @@ def _example(model: nn.Module, structure: Structure, shapes: PieceShapes, index:
 
 
 def export_piece(piece: Piece) -> torch.export.ExportedProgram:
-    """Return the piece's graph, lowered to core operators."""
+    """Return the piece's graph."""
     with torch.no_grad():
-        exported = torch.export.export(
+        return torch.export.export(
             piece.module, piece.inputs, dynamic_shapes=piece.dynamic_shapes, strict=False
         )
-        return exported.run_decompositions()

@@ -83,9 +83,10 @@ def _compare(artifact: Artifact, reference: dict[str, Tensor]) -> float:
     prompt = ids[: len(ids) - steps + 1]
     for start in range(0, len(prompt), chunk):
         logits = runner.prefill(prompt[start : start + chunk], start, table, 0)
-    computed = [logits]
-    for position in range(len(prompt), len(ids)):
-        computed.append(runner.decode([ids[position]], [position], [table], [0])[0])
+    computed = [
+        logits,
+        *(runner.decode([ids[p]], [p], [table], [0])[0] for p in range(len(prompt), len(ids))),
+    ]
     difference = torch.linalg.vector_norm(torch.stack(computed) - expected)
     return float(difference / torch.linalg.vector_norm(expected))
 

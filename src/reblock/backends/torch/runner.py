@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from reblock.artifact.reader import Artifact
 from reblock.backends.torch.host import check_host
 from reblock.backends.torch.kv_cache import KVCache, allocate
 from reblock.backends.torch.program import LoadedProgram, ProgramInputs
@@ -17,6 +16,7 @@ from reblock.engine.text import read_eos_token_ids
 from reblock.errors import BadArtifact
 
 if TYPE_CHECKING:
+    from reblock.artifact.reader import Artifact
     from reblock.config import RBLNConfig
 
 __all__ = ["TorchRunner", "load_runner"]

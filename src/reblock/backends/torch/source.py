@@ -6,7 +6,9 @@ The one place that touches a transformers configuration: what the rest needs of 
 
 from __future__ import annotations
 
+import copy
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -181,9 +183,9 @@ def shape_model(config: Any, dtype: Dtype) -> nn.Module:
 
     attention.register()
     experts.register()
-    model_class = AutoModelForCausalLM._model_mapping[type(config)]
-    if isinstance(model_class, tuple):
-        model_class = model_class[0]
+    auto_class: Any = AutoModelForCausalLM
+    found: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    model_class = found[0] if isinstance(found, tuple) else found
     if getattr(model_class, "_is_stateful", False):
         raise NotCompilable("it keeps a recurrent state, which is not a KV cache")
     if not getattr(model_class, "_supports_attention_backend", False):
@@ -192,13 +194,17 @@ def shape_model(config: Any, dtype: Dtype) -> nn.Module:
             "replaced (it does not use the shared attention interface)"
         )
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config, attn_implementation=attention.ATTENTION_NAME, dtype=torch_dtype(dtype)
+        model: Any = auto_class.from_config(
+            copy.deepcopy(config),
+            attn_implementation=attention.ATTENTION_NAME,
+            dtype=torch_dtype(dtype),
         )
-    # Set on the models' own copy of the configuration: models without experts ignore it.
+    # Models without experts ignore it.
     model.config._experts_implementation = experts.EXPERTS_NAME
-    eval_model: nn.Module = model.eval()
-    return eval_model
+    # Some models look for it in the ids, to warn; on shapes alone there are no ids to look at.
+    model.config.pad_token_id = None
+    shapes: nn.Module = model.eval()
+    return shapes
 
 
 def load_model(source: ModelSource, dtype: Dtype) -> nn.Module:
@@ -211,7 +217,9 @@ def load_model(source: ModelSource, dtype: Dtype) -> nn.Module:
 
     where, arguments = source.arguments
     try:
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=torch_dtype(dtype), **arguments)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            where, dtype=torch_dtype(dtype), **arguments
+        )
     except (OSError, ValueError, RuntimeError) as error:
         raise NotCompilable(f"its weights cannot be read: {error}") from error
     loaded: nn.Module = model.eval()
@@ -224,11 +232,9 @@ def save_description(source: ModelSource, directory: str) -> None:
 
     source.config.save_pretrained(directory)
     where, arguments = source.arguments
-    try:
+    # A model without a tokenizer still runs on token ids.
+    with suppress(OSError, ValueError, KeyError, TypeError):
         AutoTokenizer.from_pretrained(where, **arguments).save_pretrained(directory)
-    except (OSError, ValueError, KeyError, TypeError):
-        # A model without a tokenizer still runs on token ids.
-        pass
     try:
         generation = GenerationConfig.from_pretrained(where)
     except OSError:

@@ -117,9 +117,7 @@ class _Examiner:
         self._max_seq_len = max_seq_len
         self.calls: list[tuple[LayerShape, AttentionCall]] = []
 
-    def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         shape = LayerShape(
             num_kv_heads=key.shape[1],
             key_size=key.shape[3],
@@ -128,8 +126,6 @@ class _Examiner:
         )
         if key.shape[:3] != value.shape[:3] or key.shape[2] != query.shape[2]:
             raise NotCompilable("its attention gets keys that are not those of the tokens given")
-        if getattr(module, "is_causal", True) is False:
-            raise NotCompilable("its attention is not causal; a KV cache holds the past only")
         self.calls.append((shape, call))
         return query.new_zeros((query.shape[0], query.shape[2], query.shape[1], value.shape[3]))
 
@@ -157,7 +153,8 @@ def find_layers(model: nn.Module, num_layers: int) -> str:
             f"it has {len(outermost)} lists of {num_layers} layers ({', '.join(outermost)}); "
             "exactly one is expected of a decoder-only model"
         )
-    return outermost[0]
+    path: str = outermost[0]
+    return path
 
 
 @contextmanager
@@ -168,7 +165,7 @@ def replaced_layers(
     layers = list(model.get_submodule(layers_path).children())
     for layer, forward in zip(layers, forwards, strict=True):
         # On the object: attributes that a model reads off its layers stay what they are.
-        layer.forward = forward  # type: ignore[method-assign]
+        layer.forward = forward
     try:
         yield
     finally:
@@ -189,7 +186,7 @@ def record_calls(
         The first layer's hidden states [B, T, hidden], every other tensor that any layer is
         given (each once, in the order of first use), and how each layer is called.
     """
-    num_layers = len(model.get_submodule(layers_path))
+    num_layers = len(list(model.get_submodule(layers_path).children()))
     hidden: list[Tensor] = []
     shared: list[Tensor] = []
     index_of: dict[int, int] = {}

@@ -55,7 +55,7 @@ def _compile(task: dict[str, Any]) -> list[str]:
         "cpp.dynamic_threads": True,
         "cpp.threads": max(2, task["num_threads"]),
     }
-    files = torch._inductor.aot_compile(exported.module(), piece.inputs, options=options)
+    files: Any = torch._inductor.aot_compile(exported.module(), piece.inputs, options=options)
     # The C++ sources that come with them are not needed to run a program.
     return [str(file) for file in files if not str(file).endswith((".cpp", ".hpp"))]
 

@@ -1,0 +1,138 @@
+"""Every architecture, compiled small, answers as transformers does.
+
+Prompts are longer than a chunk, rows of a batch have different lengths, decoders run partly
+empty, and there are more requests than slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from families import FAMILIES, VOCABULARY, save_model
+
+from reblock.artifact.reader import open_artifact
+from reblock.backends.torch import compile_model, load_runner
+from reblock.engine import Engine, SamplingParams
+from reblock.options import CompileOptions
+from reblock.progress import SilentProgress
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from reblock.backends.torch import TorchRunner
+    from reblock.options import Dtype
+
+pytestmark = pytest.mark.full
+
+OPTIONS = CompileOptions(
+    batch_size=3,
+    decoder_batch_sizes=(3, 1),
+    prefill_chunk_size=32,
+    max_seq_len=256,
+    kvcache_block_size=16,
+)
+PROMPT_LENGTHS = (5, 75, 33, 64, 1)
+STEPS = 64
+
+
+class Case:
+    """One family: the model in transformers, and its artifact loaded to run."""
+
+    def __init__(self, family: str, directory: Path, dtype: Dtype = "float32") -> None:
+        self.model = save_model(family, directory / "model").to(getattr(torch, dtype))
+        options = replace(OPTIONS, dtype=dtype)
+        output = str(directory / "artifact")
+        compile_model(str(directory / "model"), output, options, SilentProgress())
+        self.runner: TorchRunner = load_runner(open_artifact(output))
+
+    def logits(self, ids: list[int]) -> Tensor:
+        """Return what transformers answers after every one of `ids`."""
+        with torch.no_grad():
+            logits: Tensor = self.model(torch.tensor([ids])).logits[0].float()
+        return logits
+
+    def greedy(self, prompt: list[int]) -> list[int]:
+        """Return what transformers generates."""
+        output = self.model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones((1, len(prompt)), dtype=torch.int64),
+            max_new_tokens=STEPS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        tokens: list[int] = output[0, len(prompt) :].tolist()
+        return tokens
+
+
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return Case(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def random_ids(seed: int, *lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
+
+
+def run_side_by_side(runner: TorchRunner, rows: list[list[int]], prompt_lengths: list[int]) -> Any:
+    """Read the prompts in chunks, then all rows token by token; return the logits of each row."""
+    limits = runner.limits
+    width = limits.num_blocks_for(max(map(len, rows)))
+    # Blocks from the end and interleaved: nothing may rely on their order.
+    ids = list(reversed(range(len(rows) * width)))
+    tables = [ids[row :: len(rows)] for row in range(len(rows))]
+    computed: list[list[Tensor]] = []
+    for slot, (row, length) in enumerate(zip(rows, prompt_lengths, strict=True)):
+        for start in range(0, length, limits.prefill_chunk_size):
+            chunk = row[start : min(start + limits.prefill_chunk_size, length)]
+            logits = runner.prefill(chunk, start, tables[slot], slot)
+        computed.append([logits])
+    for step in range(len(rows[0]) - prompt_lengths[0]):
+        positions = [length + step for length in prompt_lengths]
+        tokens = [row[position] for row, position in zip(rows, positions, strict=True)]
+        answer = runner.decode(tokens, positions, tables, list(range(len(rows))))
+        for row, logits in zip(computed, answer, strict=True):
+            row.append(logits)
+    return [torch.stack(row) for row in computed]
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3])
+def test_logits_of_unequal_rows_side_by_side_equal_transformers(case: Case, num_rows: int) -> None:
+    lengths = [75, 9, 40][:num_rows]
+    rows = random_ids(num_rows, *(length + 40 for length in lengths))
+    computed = run_side_by_side(case.runner, rows, lengths)
+    for row, length, logits in zip(rows, lengths, computed, strict=True):
+        expected = case.logits(row)[length - 1 :]
+        torch.testing.assert_close(
+            logits, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max())
+        )
+
+
+def test_64_greedy_tokens_of_more_requests_than_slots_equal_transformers(case: Case) -> None:
+    prompts = random_ids(0, *PROMPT_LENGTHS)
+    engine = Engine(case.runner, eos_token_ids=())
+    answers = engine.generate(prompts, SamplingParams(max_new_tokens=STEPS))
+    engine.check_integrity()
+    expected = [case.greedy(prompt) for prompt in prompts]
+    assert [answer.token_ids for answer in answers] == expected
+    # An answer of one token over and over would not show much.
+    assert len({token for tokens in expected for token in tokens}) > 10
+
+
+def test_bfloat16_stays_close_to_transformers(tmp_path: Path) -> None:
+    case = Case("llama", tmp_path, dtype="bfloat16")
+    (row,) = random_ids(3, 100)
+    (logits,) = run_side_by_side(case.runner, [row], [75])
+    expected = case.logits(row)[74:]
+    error = torch.linalg.vector_norm(logits - expected) / torch.linalg.vector_norm(expected)
+    assert float(error) < 0.05
+    assert case.runner.cache.tensors["past_key_values_0"].dtype == torch.bfloat16
