@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from reblock.artifact.count import CONFIG_NAME
 from reblock.artifact.program import write_resized
 from reblock.artifact.reader import Artifact, open_artifact
 from reblock.artifact.stage import check_destination, stage_beside
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CompileReport", "compile_model"]
 
-CONFIG_NAME = "rbln_config.json"
 # Relative error of the logits, past which a compiled program is taken to be wrong. Rounding
 # reaches about 1e-6 in float32 and 2e-2 in bfloat16, a wrong mask or layer 1e-1 and more.
 _TOLERANCE: dict[str, float] = {"float32": 1e-3, "bfloat16": 1e-1}
@@ -127,7 +127,8 @@ def compile_model(
     try:
         with clock.stage("examine", f"examining {model_id}"):
             model = _examine(model_id, options, progress)
-            _check_lower_bound(model, options)
+            if options.kvcache_num_blocks is None:
+                _check_lower_bound(model, options)
         with stage_beside(output_dir) as stage:
             sizing = _build(stage.path, model, options, clock)
             stage.commit_new()
@@ -199,7 +200,7 @@ def _check_lower_bound(model: _Model, options: CompileOptions) -> None:
         tensor.numel() * tensor.element_size()
         for tensor in [*model.shapes.parameters(), *model.shapes.buffers()]
     )
-    minimum = model.options.kvcache_num_blocks or model.options.bounds.minimum
+    minimum = model.options.bounds.minimum
     metas = describe.cache_metas(model.structure, model.options, model.dtype)
     cache = sum(grid[0][0] for grid in describe.cache_bytes(metas, minimum).values())
     needed = weights + cache
@@ -220,9 +221,9 @@ def _check_lower_bound(model: _Model, options: CompileOptions) -> None:
 
 def _build(directory: str, model: _Model, options: CompileOptions, clock: _Clock) -> Sizing:
     """Write the whole artifact into `directory`."""
-    os.umask(mask := os.umask(0))
-    os.chmod(directory, 0o777 & ~mask)
-    save_description(model.source, directory)
+    _make_public(directory)
+    if reason := save_description(model.source, directory):
+        clock.progress.note(f"no tokenizer, which `reblock generate` needs: {reason}")
     pieces = _compile(directory, model, options, clock)
     with clock.stage("weights", "reading and writing the weights"):
         loaded = load_model(model.source, model.dtype)
@@ -246,6 +247,13 @@ def _build(directory: str, model: _Model, options: CompileOptions, clock: _Clock
     _write_config(directory, model, sizing.num_blocks)
     open_artifact(directory).memory_plan()
     return sizing
+
+
+def _make_public(directory: str) -> None:
+    """Give the stage, which is private at first, the mode of any new directory."""
+    mask = os.umask(0)
+    os.umask(mask)
+    os.chmod(directory, 0o777 & ~mask)
 
 
 def _compile(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -116,6 +115,11 @@ def check_compilable(config: Any) -> None:
     Raises:
         NotCompilable: with the reason.
     """
+    if not getattr(config, "num_hidden_layers", None):
+        raise NotCompilable(
+            "its configuration states no num_hidden_layers: it is not one language model, but "
+            "perhaps one with others around it; compile the language model on its own"
+        )
     if getattr(config, "is_encoder_decoder", False) or getattr(
         config, "add_cross_attention", False
     ):
@@ -143,6 +147,15 @@ def check_compilable(config: Any) -> None:
 
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise NotCompilable(f"transformers has no causal language model for {config.model_type!r}")
+    found: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    model_class = found[0] if isinstance(found, tuple) else found
+    if getattr(model_class, "_is_stateful", False):
+        raise NotCompilable("it keeps a recurrent state, which is not a KV cache")
+    if not getattr(model_class, "_supports_attention_backend", False):
+        raise NotCompilable(
+            f"transformers' {model_class.__name__} has an attention of its own that cannot be "
+            "replaced (it does not use the shared attention interface)"
+        )
 
 
 def check_rotary_limit(config: Any, max_seq_len: int) -> None:
@@ -184,15 +197,6 @@ def shape_model(config: Any, dtype: Dtype) -> nn.Module:
     attention.register()
     experts.register()
     auto_class: Any = AutoModelForCausalLM
-    found: Any = AutoModelForCausalLM._model_mapping[type(config)]
-    model_class = found[0] if isinstance(found, tuple) else found
-    if getattr(model_class, "_is_stateful", False):
-        raise NotCompilable("it keeps a recurrent state, which is not a KV cache")
-    if not getattr(model_class, "_supports_attention_backend", False):
-        raise NotCompilable(
-            f"transformers' {model_class.__name__} has an attention of its own that cannot be "
-            "replaced (it does not use the shared attention interface)"
-        )
     with torch.device("meta"):
         model: Any = auto_class.from_config(
             copy.deepcopy(config),
@@ -226,17 +230,24 @@ def load_model(source: ModelSource, dtype: Dtype) -> nn.Module:
     return loaded
 
 
-def save_description(source: ModelSource, directory: str) -> None:
-    """Write the Hugging Face files that describe the model: configuration and tokenizer."""
+def save_description(source: ModelSource, directory: str) -> str | None:
+    """Write the Hugging Face files that describe the model: configuration and tokenizer.
+
+    Returns:
+        Why there is no tokenizer, where there is none; the programs run on token ids alone.
+    """
     from transformers import AutoTokenizer, GenerationConfig
 
     source.config.save_pretrained(directory)
     where, arguments = source.arguments
-    # A model without a tokenizer still runs on token ids.
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    missing = None
+    try:
         AutoTokenizer.from_pretrained(where, **arguments).save_pretrained(directory)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        missing = str(error).splitlines()[0]
     try:
         generation = GenerationConfig.from_pretrained(where)
     except OSError:
         generation = GenerationConfig.from_model_config(source.config)
     generation.save_pretrained(directory)
+    return missing

@@ -50,6 +50,8 @@ def _compile(task: dict[str, Any]) -> list[str]:
         # Building the shared headers takes longer than they save on a handful of pieces.
         "aot_inductor.precompile_headers": False,
         "cpp_cache_precompile_headers": False,
+        # Half of a library would be its line numbers.
+        "aot_inductor.enable_line_tables": False,
         "cpp.march": compiler_march(task["isa"]),
         # Loops are split for many threads; how many there are is settled when the program runs.
         "cpp.dynamic_threads": True,
