@@ -118,3 +118,9 @@ def _forwarded_keys(parser: Parser, rest: list[str]) -> dict[str, str]:
             parser.error(f"option --{name} is given twice")
         keys[name] = value
     return keys
+
+
+# `python -m reblock.cli.optimum_rbln` is this command even where an installed optimum-rbln has put
+# a script of the same name on the PATH.
+if __name__ == "__main__":
+    sys.exit(main())
