@@ -34,7 +34,6 @@ _INTEGER_KEYS = (
     "kvcache_partition_len",
     "kvcache_block_size",
     "prefill_chunk_size",
-    "num_threads",
 )
 
 _RBLN_ONLY = "it belongs to RBLN devices, and the programs run on the cpu"
@@ -51,6 +50,7 @@ _UNSUPPORTED = {
     "logits_to_keep": "the programs return the logits of the last token",
     "lora_config": "LoRA adapters are not supported; merge the adapter into the model first",
     "num_devices": "the cpu is one device",
+    "num_threads": "threads are chosen when the programs run: reblock generate --threads N",
     "optimize_host_memory": _RBLN_ONLY,
     "output_hidden_states": "the programs return logits only",
     "phases": _ONE_WAY,
@@ -113,7 +113,6 @@ class CompileOptions:
     decoder_batch_sizes: tuple[int, ...] | None = None
     memory_budget: MemoryBudget | None = None
     npu: str = "cpu"
-    num_threads: int | None = None
 
     def __post_init__(self) -> None:
         for key in _INTEGER_KEYS:

@@ -35,7 +35,6 @@ def test_keys_are_read_with_dashes_and_with_underscores() -> None:
             "decoder-batch-sizes": "8,4,1",
             "memory-budget": "80%",
             "npu": "cpu",
-            "num-threads": "2",
         }
     )
     assert options.memory_budget is not None
@@ -51,7 +50,6 @@ def test_keys_are_read_with_dashes_and_with_underscores() -> None:
         decoder_batch_sizes=(8, 4, 1),
         memory_budget=options.memory_budget,
         npu="cpu",
-        num_threads=2,
     )
 
 
@@ -76,7 +74,6 @@ def test_decoder_batch_sizes_are_read_as_people_write_lists(text: str) -> None:
         ("max_len", "max_seq_len"),
         ("kvcache-blocks", "kvcache_num_blocks"),
         ("memory_buget", "memory_budget"),
-        ("threads", "num_threads"),
     ],
 )
 def test_unknown_key_is_answered_with_the_nearest(written: str, nearest: str) -> None:

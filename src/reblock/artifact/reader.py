@@ -114,9 +114,9 @@ def load_programs(directory: str, config: RBLNConfig) -> tuple[ProgramFile, ...]
     """
     if config.reblock is None:
         raise MissingDependency(
-            f"{directory}: was compiled by optimum-rbln. Without the RBLN compiler only its block "
-            "count can be read, with the command get; to resize it, install optimum-rbln and the "
-            "compiler: pip install optimum-rbln rebel-compiler",
+            f"{directory}: was compiled by optimum-rbln. Its block count can be read, with the "
+            "command get; resizing it takes the RBLN compiler, which this version of reblock does "
+            "not drive: use optimum-rbln and its compiler for that",
             package="rebel-compiler",
             install="pip install optimum-rbln rebel-compiler",
         )

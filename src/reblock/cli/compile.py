@@ -34,7 +34,6 @@ _HELP = {
         "memory that weights, workspace and KV cache may take: 0.8, 80%%, 10GB (default: all)",
     ),
     "npu": ("NAME", "device to compile for (default: cpu)"),
-    "num_threads": ("N", "threads that the programs run with (default: one per core)"),
 }
 
 

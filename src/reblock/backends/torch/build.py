@@ -37,7 +37,6 @@ class PieceTask:
     config_dir: str
     dtype: Dtype
     isa: str
-    num_threads: int
     shapes: PieceShapes
 
 

@@ -41,6 +41,7 @@ from reblock.backends.torch.source import (
     check_rotary_limit,
     load_model,
     open_source,
+    quiet_transformers,
     save_description,
     shape_model,
 )
@@ -123,6 +124,7 @@ def compile_model(
     """
     check_destination(output_dir, source=model_id if os.path.isdir(model_id) else None)
     check_compiler()
+    quiet_transformers()
     clock = _Clock(progress=progress)
     try:
         with clock.stage("examine", f"examining {model_id}"):
@@ -145,12 +147,25 @@ def _examine(model_id: str, options: CompileOptions, progress: Progress) -> _Mod
     resolved = options.resolve(max_position_embeddings=source.max_position_embeddings)
     check_rotary_limit(source.config, resolved.max_seq_len)
     dtype = options.dtype or _default_dtype(source, progress)
-    shapes = shape_model(source.config, dtype)
+    shapes, structure = _study(source, dtype, resolved.max_seq_len)
     source = replace(source, architecture=type(shapes).__name__)
-    structure = study(shapes, source.num_layers, resolved.max_seq_len)
     if all(shape.window is not None for shape in structure.shapes):
         resolved = _without_blocks(resolved)
     return _Model(source=source, shapes=shapes, structure=structure, options=resolved, dtype=dtype)
+
+
+def _study(source: ModelSource, dtype: Dtype, max_seq_len: int) -> tuple[nn.Module, Structure]:
+    try:
+        shapes = shape_model(source.config, dtype)
+        return shapes, study(shapes, source.num_layers, max_seq_len)
+    except NotCompilable:
+        raise
+    # The model's own code runs here on tensors without values, and may do anything about it.
+    except Exception as error:
+        raise NotCompilable(
+            "its code cannot be run on shapes alone, which is how a model is examined: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _default_dtype(source: ModelSource, progress: Progress) -> Dtype:
@@ -224,7 +239,7 @@ def _build(directory: str, model: _Model, options: CompileOptions, clock: _Clock
     _make_public(directory)
     if reason := save_description(model.source, directory):
         clock.progress.note(f"no tokenizer, which `reblock generate` needs: {reason}")
-    pieces = _compile(directory, model, options, clock)
+    pieces = _compile(directory, model, clock)
     with clock.stage("weights", "reading and writing the weights"):
         loaded = load_model(model.source, model.dtype)
         weight_bytes = save_weights(os.path.join(directory, WEIGHTS_FILE), loaded, model.shapes)
@@ -256,10 +271,7 @@ def _make_public(directory: str) -> None:
     os.chmod(directory, 0o777 & ~mask)
 
 
-def _compile(
-    directory: str, model: _Model, options: CompileOptions, clock: _Clock
-) -> dict[str, CompiledPiece]:
-    threads = options.num_threads or len(os.sched_getaffinity(0))
+def _compile(directory: str, model: _Model, clock: _Clock) -> dict[str, CompiledPiece]:
     kinds = sorted(set(model.structure.kinds))
     # The layers first: they take longest, so the short ones fill the end.
     tasks = [
@@ -268,7 +280,6 @@ def _compile(
             config_dir=directory,
             dtype=model.dtype,
             isa=host_isa(),
-            num_threads=threads,
             shapes=describe.piece_shapes(model.options),
         )
         for piece in [*(f"layer_{kind}" for kind in kinds), "prologue", "epilogue"]

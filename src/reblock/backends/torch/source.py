@@ -26,12 +26,21 @@ __all__ = [
     "check_rotary_limit",
     "load_model",
     "open_source",
+    "quiet_transformers",
     "save_description",
     "shape_model",
     "torch_dtype",
 ]
 
 TORCH_DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def quiet_transformers() -> None:
+    """Keep transformers' progress bars and remarks out of our own."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
 
 
 def torch_dtype(name: Dtype) -> torch.dtype:
@@ -108,6 +117,21 @@ def open_source(model_id: str) -> ModelSource:
 
 _PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
+# Attributes of a configuration that rule a model out where they are set, each with the reason.
+_REFUSED = {
+    "is_encoder_decoder": "it attends across to an encoder; only decoder-only models are compiled",
+    "add_cross_attention": "it attends across to an encoder; only decoder-only models are compiled",
+    "kv_lora_rank": (
+        "it has latent attention (kv_lora_rank), which transformers expands to full keys and "
+        "values; the cache would be many times what such a model is chosen for"
+    ),
+    "num_kv_shared_layers": (
+        "some of its layers read another layer's cache (num_kv_shared_layers)"
+    ),
+    "quantization_config": "its weights are quantized; compile the original in bfloat16 instead",
+    "use_bidirectional_attention": "its attention looks ahead (use_bidirectional_attention)",
+}
+
 
 def check_compilable(config: Any) -> None:
     """Refuse what a configuration alone shows to be impossible.
@@ -115,34 +139,25 @@ def check_compilable(config: Any) -> None:
     Raises:
         NotCompilable: with the reason.
     """
-    if not getattr(config, "num_hidden_layers", None):
-        raise NotCompilable(
-            "its configuration states no num_hidden_layers: it is not one language model, but "
-            "perhaps one with others around it; compile the language model on its own"
-        )
-    if getattr(config, "is_encoder_decoder", False) or getattr(
-        config, "add_cross_attention", False
-    ):
-        raise NotCompilable(
-            "it attends across to an encoder; only decoder-only models are compiled"
-        )
-    if getattr(config, "kv_lora_rank", None):
-        raise NotCompilable(
-            "it has latent attention (kv_lora_rank), which transformers expands to full keys and "
-            "values; the cache would be many times what such a model is chosen for"
-        )
-    if getattr(config, "num_kv_shared_layers", 0):
-        raise NotCompilable("some of its layers read another layer's cache (num_kv_shared_layers)")
-    if getattr(config, "quantization_config", None) is not None:
-        raise NotCompilable("its weights are quantized; compile the original in bfloat16 instead")
-    if getattr(config, "use_bidirectional_attention", False):
-        raise NotCompilable("its attention looks ahead (use_bidirectional_attention)")
+    for attribute, reason in _REFUSED.items():
+        if getattr(config, attribute, None):
+            raise NotCompilable(reason)
     kinds = set(getattr(config, "layer_types", None) or []) - _PLAIN_LAYERS
     if kinds:
         raise NotCompilable(
             f"it has layers of kind {', '.join(sorted(kinds))}; layers with full or sliding "
             "attention are compiled, those with recurrent state or chunks are not"
         )
+    if not getattr(config, "num_hidden_layers", None):
+        raise NotCompilable(
+            "its configuration states no num_hidden_layers: it is not one language model, but "
+            "perhaps one with others around it; compile the language model on its own"
+        )
+    _check_class(config)
+
+
+def _check_class(config: Any) -> None:
+    """Refuse what the class of the model shows to be impossible."""
     from transformers import AutoModelForCausalLM
 
     if type(config) not in AutoModelForCausalLM._model_mapping:

@@ -55,7 +55,7 @@ def _compile(task: dict[str, Any]) -> list[str]:
         "cpp.march": compiler_march(task["isa"]),
         # Loops are split for many threads; how many there are is settled when the program runs.
         "cpp.dynamic_threads": True,
-        "cpp.threads": max(2, task["num_threads"]),
+        "cpp.threads": max(2, os.cpu_count() or 2),
     }
     files: Any = torch._inductor.aot_compile(exported.module(), piece.inputs, options=options)
     # The C++ sources that come with them are not needed to run a program.
