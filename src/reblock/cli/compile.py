@@ -74,6 +74,8 @@ def compile_to_artifact(
             package="torch",
             install="pip install 'reblock[torch]'",
         )
+    # transformers shows bars of its own while it reads weights; ours say what is going on.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     from reblock.backends.torch import compile_model
 
     report = compile_model(model, output_dir, options, TerminalProgress())

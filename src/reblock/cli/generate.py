@@ -174,11 +174,13 @@ def _load(directory: str, num_threads: int | None) -> tuple[Engine, Tokenizer]:
                 install=install,
             )
     from reblock.artifact.reader import open_artifact
+
+    # Before torch, which takes seconds to import: a damaged artifact is refused at once.
+    artifact = open_artifact(directory)
     from reblock.backends.torch import load_runner
     from reblock.engine.engine import Engine
     from reblock.engine.text import Tokenizer
 
-    artifact = open_artifact(directory)
     tokenizer = Tokenizer.load(directory)
     runner = load_runner(artifact, num_threads)
     eos_token_ids = {*runner.limits.eos_token_ids, *tokenizer.eos_token_ids}

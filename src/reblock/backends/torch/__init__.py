@@ -19,6 +19,13 @@ runner      all programs of an artifact: what the engine runs
 
 from __future__ import annotations
 
+import os
+
+# Before torch is loaded, which is when OpenMP reads it. Threads of the default policy spin while
+# they wait. Where other work shares the cores, that takes the time from the thread they wait for:
+# an answer took 40 s that takes 3 s so, on 2 cores with 10 runnable processes.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 from reblock.backends.torch.compile import CompileReport, compile_model
 from reblock.backends.torch.runner import TorchRunner, load_runner
 
