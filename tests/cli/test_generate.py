@@ -279,3 +279,12 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     err = capsys.readouterr().err
     assert f"needs {package}" in err
     assert "pip install 'reblock[torch]'" in err
+
+
+def test_a_bad_artifact_is_refused_before_torch_is_imported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(generate, "find_spec", lambda package: package)
+    monkeypatch.setitem(sys.modules, "reblock.backends.torch", None)
+    assert main(["generate", str(tmp_path), "--prompt", "Hi"]) == 4
+    assert str(tmp_path) in capsys.readouterr().err

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from reblock.artifact.count import CONFIG_NAME
-from reblock.artifact.program import write_resized
 from reblock.artifact.reader import Artifact, open_artifact
 from reblock.artifact.stage import check_destination, stage_beside
 from reblock.backends.torch import describe
@@ -258,7 +257,7 @@ def _build(directory: str, model: _Model, options: CompileOptions, clock: _Clock
     _package(directory, model, pieces, alloc=alloc, count=count)
     artifact = open_artifact(directory)
     sizing = _size(artifact, model.options, options, clock.progress)
-    _multiply(artifact, sizing.num_blocks)
+    _package(directory, model, pieces, alloc=alloc, count=sizing.num_blocks)
     _write_config(directory, model, sizing.num_blocks)
     open_artifact(directory).memory_plan()
     return sizing
@@ -317,7 +316,10 @@ def _package(
     alloc: dict[str, list[list[int]]],
     count: int,
 ) -> None:
-    """Write every `.rbln`; memory that the programs share stands in the first one's plan."""
+    """Write every `.rbln` for `count` blocks.
+
+    Memory that the programs share stands in the plan of the first one.
+    """
     metas = describe.cache_metas(model.structure, model.options, model.dtype)
     for name, (rows, tokens) in describe.programs(model.options).items():
         content = {
@@ -411,14 +413,3 @@ def _size(
         smallest_budget_bytes=smallest_budget(plan, artifact.bounds.minimum),
         next_block_budget_bytes=None,
     )
-
-
-def _multiply(artifact: Artifact, count: int) -> None:
-    """Multiply the one-block caches of freshly packaged programs to `count`."""
-    plan = artifact.memory_plan()
-    sizes = {cache.name: cache.bytes_at(count, plan.current_blocks) for cache in plan.caches}
-    for program in artifact.programs:
-        grown = program.path + ".grown"
-        dram = {name: sizes[name] for name in program.memory.caches}
-        write_resized(program.path, grown, dram=dram, num_blocks=count)
-        os.replace(grown, program.path)
