@@ -38,7 +38,8 @@ Two commands do the same work. `optimum-rbln-cli` has the options that optimum-r
   `--prompt-file` may stand several times). What is not known is an error, and never ignored.
 * What was asked for goes to standard output. Warnings, notes, progress and errors go to standard
   error.
-* An error leaves every artifact as it was.
+* An error leaves every artifact as it was. Once one is written, a failure to print that is a note, and
+  the exit code is 0.
 """
 
 BUDGETS = """\
@@ -98,7 +99,12 @@ def reference() -> str:
 def exit_codes() -> str:
     """Return the table of exit codes, which every --help shows too."""
     codes = [line.split(maxsplit=1) for line in EXIT_CODES.splitlines()[1:]]
-    codes += [["130", "interrupted (Ctrl-C)"], ["141", "the reader of the output has gone away"]]
+    codes += [
+        ["129", "ended by SIGHUP: the terminal was closed"],
+        ["130", "interrupted (Ctrl-C)"],
+        ["141", "the reader of the output has gone away"],
+        ["143", "ended by SIGTERM"],
+    ]
     return "## Exit codes\n\n" + table(("code", "meaning"), codes)
 
 

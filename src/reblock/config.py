@@ -21,7 +21,7 @@ from reblock.json_fields import JsonFields, parse_json_object
 from reblock.sizing import BlockBounds, block_bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 __all__ = [
     "DTYPE_BYTES",
@@ -36,6 +36,10 @@ __all__ = [
 FORMAT_VERSION = 1
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
+
+# What our own programs compute in, and how their layers may attend.
+_OUR_DTYPES = ("float32", "bfloat16")
+_OUR_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", re.ASCII)
 
@@ -187,7 +191,8 @@ def parse_config(text: str | bytes, *, path: str) -> RBLNConfig:
     """Return the configuration that `text` holds; `path` is named in errors.
 
     Raises:
-        CorruptArtifact: It is no valid JSON object, or a key is missing or of the wrong type.
+        CorruptArtifact: It is no valid JSON object, a key is missing or of the wrong type, or
+            two keys contradict each other.
         UnknownFormat: A newer reblock wrote it, or it has keys of ours that are not known.
         ArtifactMismatch: Its programs are compiled for different devices.
     """
@@ -220,7 +225,55 @@ def parse_config(text: str | bytes, *, path: str) -> RBLNConfig:
         raise fields.corrupt("kvcache_block_size", f"is above max_seq_len, {config.max_seq_len}")
     if max(config.decoder_batch_sizes, default=0) > config.batch_size:
         raise fields.corrupt("decoder_batch_sizes", f"goes above batch_size, {config.batch_size}")
+    if reblock is not None:
+        _check_shapes(config, fields)
+        _check_caches(config, fields)
     return config
+
+
+def _check_shapes(config: RBLNConfig, fields: JsonFields) -> None:
+    """Refuse what our own compiler never writes, before a program runs on it."""
+    batch_size, max_seq_len = config.batch_size, config.max_seq_len
+    block_size = config.kvcache_block_size
+    is_flash = config.attn_impl == "flash_attn"
+    _check_known(fields, "dtype", config.dtype, _OUR_DTYPES)
+    if config.reblock is not None and not config.reblock.weights:
+        raise fields.corrupt("reblock.weights", "names no file")
+    if config.npu == "cpu" and config.num_devices != 1:
+        raise fields.corrupt("_compile_cfgs", f"has num_devices {config.num_devices} for one cpu")
+    if max(config.decoder_batch_sizes, default=0) != batch_size:
+        raise fields.corrupt("decoder_batch_sizes", f"does not reach batch_size, {batch_size}")
+    if config.prefill_chunk_size > max_seq_len:
+        raise fields.corrupt("prefill_chunk_size", f"is above max_seq_len, {max_seq_len}")
+    if max_seq_len % block_size or not (is_flash or block_size == max_seq_len):
+        fault = "does not divide" if is_flash else "must with eager attention be"
+        raise fields.corrupt("kvcache_block_size", f"{fault} max_seq_len, {max_seq_len}")
+    if config.kvcache_partition_len != (block_size if is_flash else None):
+        raise fields.corrupt(
+            "kvcache_partition_len",
+            f"is {config.kvcache_partition_len}, but must be "
+            + (f"kvcache_block_size, {block_size}" if is_flash else "null with eager attention"),
+        )
+
+
+def _check_caches(config: RBLNConfig, fields: JsonFields) -> None:
+    block_size = config.kvcache_block_size
+    for index, cache in enumerate(config.cache_metas):
+        key = f"cache_metas[{index}]"
+        _check_known(fields, f"{key}.dtype", cache.dtype, _OUR_DTYPES)
+        _check_known(fields, f"{key}.layer_type", cache.layer_type, _OUR_LAYER_TYPES)
+        if len(cache.shape) != 4:
+            raise fields.corrupt(f"{key}.shape", f"has {len(cache.shape)} dimensions, not 4")
+        if cache.layer_type == "full_attention" and cache.shape[2] != block_size:
+            raise fields.corrupt(
+                f"{key}.shape",
+                f"has blocks of {cache.shape[2]} tokens, but kvcache_block_size is {block_size}",
+            )
+
+
+def _check_known(fields: JsonFields, key: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise fields.corrupt(key, f"is {value!r}; known are {', '.join(known)}")
 
 
 def _parse_reblock(fields: JsonFields) -> ReblockInfo | None:
@@ -286,8 +339,7 @@ def _parse_caches(fields: JsonFields, *, is_ours: bool) -> tuple[CacheMeta, ...]
         if not shape:
             raise item.corrupt("shape", "is empty")
         dtype = item.text("dtype")
-        if dtype not in DTYPE_BYTES:
-            raise item.corrupt("dtype", f"is {dtype!r}; known are {', '.join(DTYPE_BYTES)}")
+        _check_known(item, "dtype", dtype, DTYPE_BYTES)
         caches.append(
             CacheMeta(
                 name=item.text("name"),

@@ -26,14 +26,18 @@ def parse_json_object(text: str | bytes, *, path: str) -> dict[str, object]:
 
     Raises:
         CorruptArtifact: It is too large, not UTF-8, cut off or no JSON object, has a key twice
-            or a number that JSON does not know, or is nested too deep.
+            or one that cannot be printed, or a number that JSON does not know or that is
+            infinite to Python, or is nested too deep.
     """
     if len(text) > MAX_JSON_BYTES:
         raise CorruptArtifact(f"is larger than {MAX_JSON_BYTES:,} bytes", path=path)
     try:
         decoded = text.decode("utf-8") if isinstance(text, bytes) else text
         value = json.loads(
-            decoded, object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant
+            decoded,
+            object_pairs_hook=_check_keys,
+            parse_constant=_refuse_constant,
+            parse_float=_parse_float,
         )
     except RecursionError as error:
         raise CorruptArtifact("is no valid JSON: it is nested too deep", path=path) from error
@@ -57,7 +61,7 @@ class JsonFields:
         self._prefix = prefix
 
     def text(self, key: str) -> str:
-        """Return a string."""
+        """Return a string that can be shown on a terminal as it is."""
         return self._check_text(key, self._get(key))
 
     def texts(self, key: str) -> tuple[str, ...]:
@@ -135,6 +139,9 @@ class JsonFields:
     def _check_text(self, key: str, value: object) -> str:
         if not isinstance(value, str):
             raise self.corrupt(key, f"must be text, not {_shown(value)}")
+        # Control characters would reach the terminal of whoever inspects the artifact.
+        if not value.isprintable():
+            raise self.corrupt(key, f"must be printable text, not {_shown(value)}")
         return value
 
     def _check_integer(self, key: str, value: object, minimum: int) -> int:
@@ -158,14 +165,24 @@ def _shown(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-def _refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _check_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     values: dict[str, object] = {}
     for key, value in pairs:
         if key in values:
             raise ValueError(f"the key {key!r} stands there twice")
+        if not key.isprintable():
+            raise ValueError(f"the key {key!r} is not printable")
         values[key] = value
     return values
 
 
 def _refuse_constant(text: str) -> object:
     raise ValueError(f"{text} is no number")
+
+
+def _parse_float(text: str) -> float:
+    value = float(text)
+    # JSON has no way to write it back.
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return value

@@ -196,7 +196,8 @@ def test_a_request_that_never_fits_exits_with_3_before_any_token(
     ("arguments", "message"),
     [
         ([], "--prompt"),
-        (["--prompt=a", "--threads=0"], "--threads must be at least 1, not 0"),
+        (["--prompt=a", "--threads=0"], "--threads must be from 1 to 1,024, not 0"),
+        (["--prompt=a", "--threads=10000000000"], "--threads must be from 1 to 1,024, not 1"),
         (["--prompt=a", "--max-new-tokens=0"], "max_new_tokens must be"),
         (["--prompt=a", "--temperature=nan"], "temperature must be"),
         (["--prompt=a", "--top-p=2"], "top_p must be"),
@@ -211,11 +212,26 @@ def test_options_that_make_no_sense_exit_with_2_before_anything_is_loaded(
     assert model.loaded == []
 
 
-@pytest.mark.parametrize("argument", ["--max-new-tokens=x", "--temperature=warm", "--seed=1.5"])
-def test_numbers_that_are_none_are_a_usage_error(model: FakeModel, argument: str) -> None:
+@pytest.mark.parametrize("text", ["", "x", "1.5", "1_0", " 1", "+1", "-1", "\u0661", "1" * 65])
+@pytest.mark.parametrize("option", ["--max-new-tokens", "--top-k", "--seed", "--threads"])
+def test_whole_numbers_are_written_in_ascii_digits_alone(
+    model: FakeModel, capsys: pytest.CaptureFixture[str], option: str, text: str
+) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["generate", "dir", "--prompt=a", argument])
+        main(["generate", "dir", "--prompt=a", f"{option}={text}"])
     assert caught.value.code == 2
+    assert f"argument {option}: {text!r} is no whole number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "warm", "1_0", "\u0661"])
+@pytest.mark.parametrize("option", ["--temperature", "--top-p", "--min-p", "--repetition-penalty"])
+def test_other_numbers_are_written_in_ascii_too(
+    model: FakeModel, capsys: pytest.CaptureFixture[str], option: str, text: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["generate", "dir", "--prompt=a", f"{option}={text}"])
+    assert caught.value.code == 2
+    assert f"argument {option}: {text!r} is no number" in capsys.readouterr().err
 
 
 def test_sampling_options_without_a_temperature_are_warned_about(
@@ -235,6 +251,14 @@ def test_a_prompt_is_read_from_standard_input(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("né".encode())))
     assert main(["generate", "dir", "--prompt-file=-", "--max-new-tokens=3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["results"][0]["prompt"] == "né"
+
+
+def test_a_prompt_from_closed_standard_input_is_a_usage_error(
+    model: FakeModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["generate", "dir", "--prompt-file=-"]) == 2
+    assert "standard input, which is closed" in capsys.readouterr().err
 
 
 def test_a_prompt_file_that_is_not_utf_8_is_refused(

@@ -13,6 +13,7 @@ from commands import assert_refused, run, run_in_namespace
 from artifacts import fingerprint, make_artifact
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 NOBODY = 65534
@@ -163,3 +164,40 @@ def test_an_artifact_that_everybody_may_write_is_edited_by_somebody_else(
     assert result.returncode == 0, result.stderr
     assert run("reblock", "get", foreign_artifact).stdout == "20\n"
     assert [path.name for path in foreign_artifact.parent.iterdir()] == ["artifact"]
+
+
+@pytest.fixture
+def own_artifact(tmp_path: Path) -> Path:
+    """An artifact of one's own, in a directory of one's own."""
+    if os.geteuid() == 0 and (
+        shutil.which("setpriv") is None
+        or run("reblock", "--version", prefix=UNPRIVILEGED).returncode != 0
+    ):
+        pytest.skip("this system does not let root lay down its rights")
+    return make_artifact(tmp_path / "place" / "artifact", num_blocks=16)
+
+
+def as_a_user(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return run("reblock", *arguments, prefix=UNPRIVILEGED if os.geteuid() == 0 else ())
+
+
+def test_a_read_only_directory_inside_leaves_no_stage(own_artifact: Path) -> None:
+    (own_artifact / "sub" / "inner").mkdir(parents=True)
+    (own_artifact / "sub" / "inner" / "file").write_text("mine")
+    for directory in (own_artifact / "sub" / "inner", own_artifact / "sub"):
+        directory.chmod(0o555)
+    result = as_a_user("set", own_artifact, "20")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert os.listdir(own_artifact.parent) == ["artifact"]
+    os.mkfifo(own_artifact / "zzz")
+    assert_refused(as_a_user("set", own_artifact, "24"), 1, "neither a file")
+    assert os.listdir(own_artifact.parent) == ["artifact"]
+    assert run("reblock", "get", own_artifact).stdout == "20\n"
+
+
+def test_a_directory_that_may_not_be_searched_is_not_called_empty(own_artifact: Path) -> None:
+    for closed in (own_artifact, own_artifact.parent):
+        closed.chmod(0)
+        for arguments in (["get", own_artifact], ["set", own_artifact, "20"]):
+            assert_refused(as_a_user(*arguments), 1, "Permission denied")
+        closed.chmod(0o755)

@@ -74,17 +74,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     # Every fourth layer has no rotary embedding, so there are two kinds.
     "smollm3": ("SmolLM3Config", {**_GROUPED, "num_hidden_layers": 4}),
     "mixtral": ("MixtralConfig", {**_GROUPED, **_EXPERTS, "num_local_experts": 4}),
-    "qwen3_moe": (
-        "Qwen3MoeConfig",
-        {
-            **_GROUPED,
-            **_EXPERTS,
-            "head_dim": 16,
-            "num_experts": 4,
-            "moe_intermediate_size": 32,
-            "decoder_sparse_step": 1,
-        },
-    ),
 }
 
 

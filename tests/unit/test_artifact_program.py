@@ -188,3 +188,14 @@ def test_read_program_with_entries_that_overlap_is_refused(program: Path) -> Non
     program.write_bytes(data[: position + 20] + huge + huge + data[position + 28 :])
     with pytest.raises(CorruptArtifact, match="more than the file does"):
         read_program(str(program))
+
+
+@pytest.mark.parametrize("offset", [2**31, 2**62, 2**63 + 5, 2**64 - 1])
+def test_an_entry_that_claims_to_lie_outside_of_the_file_is_damage(
+    program: Path, offset: int
+) -> None:
+    with zipfile.ZipFile(program, "a") as archive:
+        archive.writestr("more", b"more")  # makes the directory of the archive be written again
+        archive.infolist()[0].header_offset = offset
+    with pytest.raises(CorruptArtifact, match="damaged or cut off"):
+        read_program(str(program))

@@ -57,8 +57,8 @@ def test_memory_plan_keeps_sliding_caches_as_they_are(tmp_path: Path) -> None:
     assert plan.kv_unaligned_bytes_at(20) == ((2 * 20 * BYTES_PER_BLOCK + window,),)
 
 
-def test_open_artifact_of_optimum_rbln_says_what_to_install() -> None:
-    with pytest.raises(MissingDependency, match="pip install") as caught:
+def test_open_artifact_of_optimum_rbln_says_what_it_takes() -> None:
+    with pytest.raises(MissingDependency, match="takes the RBLN compiler") as caught:
         open_artifact(os.path.join(OPTIMUM_RBLN, "qwen3_8b_cr13"))
     assert caught.value.package == "rebel-compiler"
 
@@ -119,6 +119,24 @@ def test_open_artifact_with_a_program_name_that_leads_out_is_refused(tmp_path: P
     write_config(directory, config)
     with pytest.raises(BadArtifact):
         open_artifact(str(directory))
+
+
+def test_device_that_is_not_known_is_a_fault_of_the_artifact(tmp_path: Path) -> None:
+    artifact = open_artifact(str(make_artifact(tmp_path / "a", npu="RBLN-XX99")))
+    with pytest.raises(CorruptArtifact, match="'RBLN-XX99' is not known") as caught:
+        artifact.device()
+    assert caught.value.path == str(tmp_path / "a" / "rbln_config.json")
+
+
+@pytest.mark.parametrize("grid", [[[1, 1]], [[1], [1]]])
+def test_open_artifact_for_the_cpu_with_more_than_one_chiplet_is_refused(
+    tmp_path: Path, grid: list[list[int]]
+) -> None:
+    directory = make_artifact(tmp_path / "a")
+    path = write_program(directory, "prefill", 16, {}, changes={"alloc": {"Weight": grid}})
+    with pytest.raises(ArtifactMismatch, match="reports Weight for") as caught:
+        open_artifact(str(directory))
+    assert caught.value.path == str(path)
 
 
 def test_open_artifact_reads_again_where_the_directory_was_replaced(

@@ -140,7 +140,7 @@ def test_plan_resize_above_the_device_warns_and_says_what_fits(directory: Path) 
     plan = plan_resize(open_artifact(str(directory)), 2**31 - 1)
     too_large, unused = plan.warnings
     assert "blocks need 8,388,608.00 GiB" in too_large
-    assert f"at most {NUM_FULL_BLOCKS} fit" in too_large
+    assert f"the most that fit and can be used are {NUM_FULL_BLOCKS}" in too_large
     assert "can ever use" in unused
 
 

@@ -224,11 +224,70 @@ def test_value_that_makes_no_sense_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"decoder_batch_sizes": []}, "decoder_batch_sizes does not reach batch_size, 4"),
+        ({"decoder_batch_sizes": [2, 1]}, "decoder_batch_sizes does not reach batch_size, 4"),
+        ({"max_seq_len": 500}, "kvcache_block_size does not divide max_seq_len, 500"),
+        ({"prefill_chunk_size": 513}, "prefill_chunk_size is above max_seq_len, 512"),
+        ({"kvcache_partition_len": None}, "partition_len is None, but must be kvcache_block_size"),
+        ({"kvcache_partition_len": 128}, "partition_len is 128, but must be kvcache_block_size"),
+        (
+            {"attn_impl": "eager", "kvcache_block_size": 512},
+            "kvcache_partition_len is 64, but must be null with eager attention",
+        ),
+        (
+            {"attn_impl": "eager", "kvcache_partition_len": None},
+            "kvcache_block_size must with eager attention be max_seq_len, 512",
+        ),
+        ({"dtype": "float16"}, "dtype is 'float16'; known are float32, bfloat16"),
+        ({"cache_metas": [make_cache("a", dtype="int8")]}, r"cache_metas\[0\]\.dtype is 'int8'"),
+        (
+            {"cache_metas": [make_cache("a", layer_type="chunked_attention")]},
+            r"cache_metas\[0\]\.layer_type is 'chunked_attention'; known are full_attention",
+        ),
+        ({"cache_metas": [make_cache("a", shape=[32, 2, 64])]}, "shape has 3 dimensions, not 4"),
+        (
+            {"cache_metas": [make_cache("a", shape=[32, 2, 32, 16])]},
+            "shape has blocks of 32 tokens, but kvcache_block_size is 64",
+        ),
+        ({"reblock": make_info(weights=[])}, "reblock.weights names no file"),
+        ({"reblock": make_info(architecture="\x1b[31mLlama")}, "architecture must be printable"),
+        (
+            {"_compile_cfgs": [{"compiled_model_name": "a", "npu": "cpu", "num_devices": 2}]},
+            "_compile_cfgs has num_devices 2 for one cpu",
+        ),
+    ],
+)
+def test_keys_of_our_own_format_that_contradict_each_other_are_refused(
+    changes: dict[str, object], fault: str
+) -> None:
+    with pytest.raises(CorruptArtifact, match=fault):
+        parse(make_raw(**changes))
+
+
+def test_shapes_that_our_compiler_never_writes_are_accepted_of_optimum_rbln() -> None:
+    raw = without(make_raw(dtype="float16", decoder_batch_sizes=[2]), "reblock")
+    assert parse(raw).decoder_batch_sizes == (2,)
+
+
+@pytest.mark.parametrize("layer_type", ["full_attention", "sliding_attention"])
+def test_eager_attention_has_blocks_of_whole_sequences_and_windows_of_any_length(
+    layer_type: str,
+) -> None:
+    tokens = 512 if layer_type == "full_attention" else 48
+    is_auto = layer_type == "full_attention"
+    cache = make_cache("a", shape=[4, 2, tokens, 16], layer_type=layer_type, is_auto=is_auto)
+    changes = {"kvcache_partition_len": None, "kvcache_block_size": 512, "cache_metas": [cache]}
+    assert parse(make_raw(attn_impl="eager", **changes)).resizable == {"a": is_auto}
+
+
+@pytest.mark.parametrize(
     "name", ["", ".", "..", "../prefill", "/etc/passwd", "a/b", "a\\b", "a\0b", ".hidden", "a\n"]
 )
 def test_program_name_that_leads_out_of_the_artifact_is_refused(name: str) -> None:
     programs = [{"compiled_model_name": name, "npu": "cpu", "num_devices": 1}]
-    with pytest.raises(CorruptArtifact, match="which is no plain file name"):
+    with pytest.raises(CorruptArtifact, match=r"no plain file name|must be printable text"):
         parse(make_raw(_compile_cfgs=programs))
 
 

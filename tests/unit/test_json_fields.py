@@ -28,6 +28,9 @@ def test_object_is_read_from_text_and_from_bytes(text: str | bytes) -> None:
         ('{"b": {"a": 1, "a": 1}}', "the key 'a' stands there twice"),
         ('{"a": NaN}', "NaN is no number"),
         ('{"a": -Infinity}', "-Infinity is no number"),
+        ('{"a": 1e999}', "1e999 is too large a number"),
+        ('{"a": [-1e999]}', "-1e999 is too large a number"),
+        ('{"\\u001b[31m": 1}', r"the key '\\x1b\[31m' is not printable"),
         ('{"a": ' + "9" * 5000 + "}", "is no valid JSON"),
         ('{"a":' * 100_000, "nested too deep"),
         (b'{"a": "\xff"}', "is no valid JSON"),
@@ -131,3 +134,12 @@ def test_duplicate_name_is_refused() -> None:
     fields().refuse_duplicates("k", ["a", "b"])
     with pytest.raises(CorruptArtifact, match="k has 'a' twice"):
         fields().refuse_duplicates("k", ["a", "b", "a"])
+
+
+@pytest.mark.parametrize("text", ["\x1b[31mred", "a\nb", "a\0", "\u202e", "\udc80"])
+def test_text_that_a_terminal_would_not_show_as_it_is_is_refused(text: str) -> None:
+    with pytest.raises(CorruptArtifact, match="a must be printable text") as caught:
+        fields(a=text).text("a")
+    with pytest.raises(CorruptArtifact, match="a must be printable text"):
+        fields(a=["b", text]).texts("a")
+    assert str(caught.value).isprintable()

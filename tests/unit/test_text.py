@@ -60,10 +60,14 @@ def make_tokenizer(kind: str, *, chat_template: str | None = None) -> Any:
     return tokenizer
 
 
+def wrap(tokenizer: Any) -> Tokenizer:
+    return Tokenizer(tokenizer, directory="/artifact")
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 def test_streamed_text_is_the_text_that_was_encoded(kind: str) -> None:
-    tokenizer = Tokenizer(make_tokenizer(kind))
+    tokenizer = wrap(make_tokenizer(kind))
     token_ids = tokenizer.encode(TEXT)
     assert len(token_ids) > len(TEXT)
     for num_prompt in (1, 5, 12):
@@ -78,7 +82,7 @@ def test_streamed_text_is_the_text_that_was_encoded(kind: str) -> None:
 @pytest.mark.full
 def test_a_prompt_becomes_a_message_of_the_user_unless_it_is_raw() -> None:
     backend = make_tokenizer("byte_level", chat_template=TEMPLATE)
-    tokenizer = Tokenizer(backend)
+    tokenizer = wrap(backend)
     chat = backend.convert_ids_to_tokens(tokenizer.encode("Hi"))
     assert chat == ["<|user|>", "H", "i", "<|end|>", "<|assistant|>"]
     assert backend.convert_ids_to_tokens(tokenizer.encode("Hi", raw=True)) == ["H", "i"]
@@ -86,7 +90,7 @@ def test_a_prompt_becomes_a_message_of_the_user_unless_it_is_raw() -> None:
 
 @pytest.mark.full
 def test_an_answer_in_a_chat_is_a_text_of_its_own_and_a_raw_one_continues() -> None:
-    tokenizer = Tokenizer(make_tokenizer("byte_fallback", chat_template=TEMPLATE))
+    tokenizer = wrap(make_tokenizer("byte_fallback", chat_template=TEMPLATE))
     prompt_ids = tokenizer.encode("One", raw=True)
     space, letter = tokenizer.encode("upon", raw=True)[:2]
     in_chat = tokenizer.detokenizer(prompt_ids)
@@ -97,7 +101,7 @@ def test_an_answer_in_a_chat_is_a_text_of_its_own_and_a_raw_one_continues() -> N
 
 @pytest.mark.full
 def test_special_tokens_are_no_text() -> None:
-    tokenizer = Tokenizer(make_tokenizer("byte_level", chat_template=TEMPLATE))
+    tokenizer = wrap(make_tokenizer("byte_level", chat_template=TEMPLATE))
     detokenizer = tokenizer.detokenizer([])
     token_ids = tokenizer.encode("Hi")
     assert "".join(detokenizer.add(token_id) for token_id in token_ids) == "Hi"
@@ -108,7 +112,34 @@ def test_special_tokens_are_no_text() -> None:
 @pytest.mark.parametrize("text", ["", "\udcff"])
 def test_prompts_that_are_no_text_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="the prompt"):
-        Tokenizer(make_tokenizer("byte_level")).encode(text)
+        wrap(make_tokenizer("byte_level")).encode(text)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "chat_template",
+    ["{% if %}", "{{ 1 / 0 }}", "{{ raise_exception('no\x1b[31m') }}", "{{ nothing.at.all }}"],
+)
+def test_a_chat_template_that_fails_is_a_fault_of_the_artifact(chat_template: str) -> None:
+    tokenizer = wrap(make_tokenizer("byte_level", chat_template=chat_template))
+    with pytest.raises(CorruptArtifact, match="chat template") as caught:
+        tokenizer.encode("Hi")
+    assert caught.value.path == "/artifact"
+    assert str(caught.value).isprintable()
+    assert len(tokenizer.encode("Hi", raw=True)) == 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_tokenizer_with_a_length_that_is_no_number_is_a_fault_of_the_artifact(
+    tmp_path: Path, raw: bool
+) -> None:
+    make_tokenizer("byte_level", chat_template=TEMPLATE).save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": "x"}))
+    with pytest.raises(CorruptArtifact, match="tokenizer") as caught:
+        Tokenizer.load(str(tmp_path)).encode("Hi", raw=raw)
+    assert caught.value.path == str(tmp_path)
 
 
 @pytest.mark.full

@@ -19,14 +19,26 @@ def config_path(directory: str) -> str:
 
     Raises:
         NotAnArtifact: no directory is there, or it has no such file.
+        PermissionError: the system does not let one see which.
     """
     if not os.path.isdir(directory):
+        _check_access(directory)
         reason = "is not a directory" if os.path.lexists(directory) else "does not exist"
         raise NotAnArtifact(f"{reason}; give the directory of a compiled artifact", path=directory)
     path = os.path.join(directory, CONFIG_NAME)
     if not os.path.exists(path):
+        _check_access(path)
         raise NotAnArtifact(f"holds no {CONFIG_NAME}, so it is not an artifact", path=directory)
     return path
+
+
+def _check_access(path: str) -> None:
+    try:
+        os.stat(path)
+    except PermissionError:
+        raise
+    except (OSError, ValueError):
+        return
 
 
 def read_num_blocks(directory: str) -> int:
@@ -36,6 +48,7 @@ def read_num_blocks(directory: str) -> int:
 
     Raises:
         NotAnArtifact: `directory` is no directory or has no `rbln_config.json`.
+        PermissionError: The system does not let one see whether it is.
         CorruptArtifact: The JSON is cut off or invalid, or the count is missing or no count.
         UnknownFormat: A newer version of reblock wrote it.
     """

@@ -116,7 +116,14 @@ def _damage_reported(path: str) -> Iterator[None]:
     """Turn what zipfile raises for damaged archives into CorruptArtifact."""
     try:
         yield
-    except (zipfile.BadZipFile, EOFError, RuntimeError, UnicodeError, struct.error) as error:
+    except (
+        zipfile.BadZipFile,
+        EOFError,
+        OverflowError,
+        RuntimeError,
+        ValueError,  # of a seek to an impossible place, and of text that is none
+        struct.error,
+    ) as error:
         raise CorruptArtifact(f"is damaged or cut off: {error}", path=path) from error
 
 
@@ -128,14 +135,12 @@ def _open_archive(path: str) -> Iterator[zipfile.ZipFile]:
             raise CorruptArtifact("has too many entries, or one name twice", path=path)
         if any(e.compress_type != zipfile.ZIP_STORED or e.flag_bits & 1 for e in entries):
             raise CorruptArtifact("has a compressed or encrypted entry", path=path)
+        size = os.fstat(file.fileno()).st_size
         # An archive that lost its beginning has entries before it.
-        if any(entry.header_offset < 0 for entry in entries):
+        if not all(0 <= entry.header_offset < size for entry in entries):
             raise CorruptArtifact("is damaged or cut off at its beginning", path=path)
         # Entries that overlap would let a small file write a huge one.
-        if (
-            sum(max(e.file_size, e.compress_size) for e in entries)
-            > os.fstat(file.fileno()).st_size
-        ):
+        if sum(max(e.file_size, e.compress_size) for e in entries) > size:
             raise CorruptArtifact("claims to hold more than the file does", path=path)
         yield archive
 

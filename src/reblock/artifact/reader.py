@@ -11,7 +11,13 @@ from reblock.artifact.files import read_file
 from reblock.artifact.program import read_program
 from reblock.config import parse_config
 from reblock.devices import get_device
-from reblock.errors import ArtifactMismatch, BadArtifact, CorruptArtifact, MissingDependency
+from reblock.errors import (
+    ArtifactMismatch,
+    BadArtifact,
+    CorruptArtifact,
+    MissingDependency,
+    UnknownDevice,
+)
 from reblock.memory import MemoryPlan
 
 if TYPE_CHECKING:
@@ -56,9 +62,16 @@ class Artifact:
         """Return the device that it was compiled for.
 
         Raises:
-            UnknownDevice: No such device is known.
+            CorruptArtifact: No such device is known.
         """
-        return get_device(self.config.npu)
+        try:
+            return get_device(self.config.npu)
+        except UnknownDevice as error:
+            # The name was read from the artifact, so it is no mistake of whoever asks.
+            path = config_path(self.directory)
+            raise CorruptArtifact(
+                f"is for a device of no known kind: {error}", path=path
+            ) from error
 
 
 def program_path(directory: str, name: str) -> str:
@@ -141,6 +154,13 @@ def _check_program(program: ProgramFile, name: str, config: RBLNConfig) -> None:
             f"holds {program.kvcache_num_blocks} blocks, but rbln_config.json says {num_blocks}",
             path=program.path,
         )
+    for term, grid in [*program.memory.alloc.items(), *program.memory.caches.items()]:
+        if config.npu == "cpu" and [len(node) for node in grid] != [1]:
+            raise ArtifactMismatch(
+                f"reports {term} for {len(grid)} nodes with {[len(node) for node in grid]} "
+                "chiplets, but a cpu is one node of one chiplet",
+                path=program.path,
+            )
     sizes = {meta.name: meta.bytes_at(num_blocks) for meta in config.cache_metas}
     for cache, grid in program.memory.caches.items():
         held = sum(map(sum, grid))

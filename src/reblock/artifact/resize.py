@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reblock.artifact.count import CONFIG_NAME
+from reblock.artifact.lock import edit_lock
 from reblock.artifact.program import write_resized
 from reblock.artifact.reader import open_artifact, program_path
 from reblock.artifact.stage import check_destination, keep_mode, stage_beside
@@ -22,6 +25,9 @@ from reblock.sizing import estimate, smallest_budget
 from reblock.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from reblock.artifact.lock import EditLock
     from reblock.artifact.reader import Artifact
     from reblock.artifact.stage import Stage
     from reblock.memory import Grid, MemoryPlan
@@ -92,30 +98,75 @@ def plan_resize(artifact: Artifact, target: int | MemoryBudget) -> ResizePlan:
     )
 
 
-def apply_resize(artifact: Artifact, plan: ResizePlan, output_dir: str | None = None) -> None:
+def apply_resize(
+    artifact: Artifact,
+    plan: ResizePlan,
+    output_dir: str | None = None,
+    *,
+    lock: EditLock | None = None,
+) -> str | None:
     """Carry out `plan`, on the artifact itself or on a copy of it at `output_dir`.
 
     In place, a plan that changes nothing writes nothing. A copy is always made.
 
+    Args:
+        artifact: The artifact that `plan` was made for.
+        plan: What to do.
+        output_dir: Where the copy goes; None for the artifact itself.
+        lock: What `edit_lock` gave for the directory, where the artifact was opened under it.
+            Without, the directory is locked now, which waits for other edits of it.
+
+    Returns:
+        The path of the old artifact, if the system did not let it be removed after the edit.
+
     Raises:
         InvalidDestination: `output_dir` is empty text, the artifact itself or inside it.
         DestinationExists: `output_dir` exists and is not an empty directory.
-        EditFailed: The system refused a write; the artifact is as it was.
+        EditFailed: The system refused a write, or the artifact is another one by now; it is left
+            as it is.
     """
     if output_dir is not None:
         check_destination(output_dir, source=artifact.directory)
     elif not plan.is_change:
-        return
+        return None
+    if lock is not None:
+        return _apply(artifact, plan, output_dir, lock)
+    with _lock_opened(artifact) as lock_now:
+        return _apply(artifact, plan, output_dir, lock_now)
+
+
+@contextmanager
+def _lock_opened(artifact: Artifact) -> Iterator[EditLock]:
+    """Lock the directory of an artifact and check that it still is as it was opened."""
+    directory = artifact.directory
+    with edit_lock(directory) as lock:
+        if open_artifact(directory) != artifact:
+            raise EditFailed(
+                f"{directory!r} was changed since it was opened, and is left as it is now; open it "
+                "again",
+                path=directory,
+            )
+        yield lock
+
+
+def _apply(
+    artifact: Artifact, plan: ResizePlan, output_dir: str | None, lock: EditLock
+) -> str | None:
     with stage_beside(output_dir or artifact.directory) as stage:
         if output_dir is None and not os.access(stage.target, os.W_OK):
             # As the parent directory is what an exchange writes to, the system would not object.
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), stage.target)
+        if not os.path.isdir(stage.target):
+            # What is private stays private, from the first file on.
+            mode = stat.S_IMODE(os.stat(artifact.directory).st_mode)
+            os.chmod(stage.path, mode | stat.S_IRWXU)
         _fill(stage, artifact, plan.num_blocks_after, in_place=output_dir is None)
         _verify(stage, artifact, plan.num_blocks_after)
+        lock.check()
         if output_dir is None:
-            stage.commit_replace()
-        else:
-            stage.commit_new()
+            return stage.commit_replace()
+        stage.commit_new()
+        return None
 
 
 def _check_minimum(artifact: Artifact, num_blocks: int) -> None:
@@ -147,7 +198,8 @@ def _warn_of_size(artifact: Artifact, plan: MemoryPlan, num_blocks: int) -> list
     needed, available = smallest_budget(plan, num_blocks), device.available_bytes
     if needed > available:
         try:
-            largest = f"at most {estimate(plan, artifact.bounds, device=device).num_blocks} fit"
+            count = estimate(plan, artifact.bounds, device=device).num_blocks
+            largest = f"the most that fit and can be used are {count}"
         except DoesNotFit:
             largest = f"not even the minimum of {artifact.bounds.minimum} fits"
         warnings.append(

@@ -15,6 +15,7 @@ import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from reblock.artifact.undisturbed import undisturbed
 from reblock.errors import DestinationExists, EditFailed, InvalidDestination, ReblockError
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ _LINK_REFUSED = {errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.E
 _EXCHANGE_UNKNOWN = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 # Smaller files are those that people edit; a copy of an artifact must not share them.
 _ALWAYS_COPIED_BYTES = 16 * 2**20
+# Of the 255 that a name may have: the rest is for what makes the name of a stage.
+_MAX_NAME_BYTES = 200
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 
@@ -116,27 +119,35 @@ class Stage:
             OSError: the system refused; nothing has changed.
         """
         self.sync()
-        try:
-            os.rename(self.path, self.target)  # replaces an empty directory, and nothing else
-        except OSError as error:
-            if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
-                raise _destination_exists(self.target) from error
-            raise
-        self.is_committed = True
-        _fsync(os.path.dirname(self.target))
+        with undisturbed():
+            try:
+                os.rename(self.path, self.target)  # replaces an empty directory, nothing else
+            except OSError as error:
+                if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+                    raise _destination_exists(self.target) from error
+                raise
+            self.is_committed = True
+            _fsync(os.path.dirname(self.target))
 
-    def commit_replace(self) -> None:
-        """Put the stage at the target and removes what was there.
+    def commit_replace(self) -> str | None:
+        """Put the stage at the target and remove what was there.
+
+        Returns:
+            Where the old directory is now, if the system did not let it be removed: the edit is
+            done, and that does not undo it.
 
         Raises:
             OSError: the system refused; nothing has changed.
         """
         self.sync()
-        old = self.path if _exchange(self.path, self.target) else self._replace_in_two_steps()
-        self.is_committed = True
-        _fsync(os.path.dirname(self.target))
-        # The edit is done; an old directory that cannot be removed does not undo it.
-        shutil.rmtree(old, ignore_errors=True)
+        with undisturbed():
+            old = self.path if _exchange(self.path, self.target) else self._replace_in_two_steps()
+            self.is_committed = True
+            try:
+                _fsync(os.path.dirname(self.target))
+            finally:
+                is_removed = _remove_tree(old)
+        return None if is_removed else old
 
     def _replace_in_two_steps(self) -> str:
         old = self.path + "-old"
@@ -155,14 +166,15 @@ def stage_beside(target: str) -> Iterator[Stage]:
 
     A symbolic link at `target` is followed: what it leads to is what a commit replaces. The
     stage gets the mode and, where the system allows, the owner of a directory at the target.
-    Whatever was not committed is removed at the end, directories made on the way included.
+    Whatever was not committed is removed at the end, directories made on the way included. What
+    the system does not let be removed is named in a note of the exception.
 
     Raises:
         EditFailed: the system refused a write before the commit; the target is unchanged.
     """
     real = os.path.realpath(target)
     parent, name = os.path.split(real)
-    stage = Stage(os.path.join(parent, f".{name}.reblock-{os.urandom(4).hex()}"), real)
+    stage = Stage(os.path.join(parent, _stage_name(name)), real)
     made: list[str] = []
     try:
         _make_directories(parent, made)
@@ -176,13 +188,50 @@ def stage_beside(target: str) -> Iterator[Stage]:
                 f"{target!r} was written, but the system did not confirm that it reached the "
                 f"disk: {error}"
             ) from error
-        raise _edit_failed(error, target, parent) from error
-    finally:
-        if not stage.is_committed:
-            shutil.rmtree(stage.path, ignore_errors=True)
-            for directory in reversed(made):
-                with suppress(OSError):  # somebody else has put something there
-                    os.rmdir(directory)
+        failure = _edit_failed(error, target, parent)
+        _discard(stage, made, failure)
+        raise failure from error
+    except BaseException as error:
+        _discard(stage, made, error)
+        raise
+    else:
+        _discard(stage, made)
+
+
+def _stage_name(name: str) -> str:
+    while len(os.fsencode(name)) > _MAX_NAME_BYTES:
+        name = name[:-1]
+    return f".{name}.reblock-{os.urandom(4).hex()}"
+
+
+def _discard(stage: Stage, made: list[str], reason: BaseException | None = None) -> None:
+    """Remove what was not committed; `reason` is told of what could not be removed."""
+    if stage.is_committed:
+        return
+    with undisturbed():
+        if not _remove_tree(stage.path) and reason is not None:
+            reason.add_note(f"{stage.path} could not be removed; remove it")
+        for directory in reversed(made):
+            with suppress(OSError):  # somebody else has put something there
+                os.rmdir(directory)
+
+
+def _remove_tree(directory: str) -> bool:
+    """Remove a directory with its content and return whether it is gone."""
+    shutil.rmtree(directory, ignore_errors=True)
+    if not os.path.lexists(directory):
+        return True
+    # Directories that may not be written keep what is in them. Files stay as they are: others
+    # may have links to them.
+    with suppress(OSError):
+        os.chmod(directory, stat.S_IRWXU)
+    for parent, names, _ in os.walk(directory):
+        for path in (os.path.join(parent, name) for name in names):
+            if not os.path.islink(path):
+                with suppress(OSError):
+                    os.chmod(path, stat.S_IRWXU)
+    shutil.rmtree(directory, ignore_errors=True)
+    return not os.path.lexists(directory)
 
 
 def keep_mode(original: str, written: str) -> None:
@@ -227,19 +276,21 @@ class _Carrier:
         self._in_place = in_place
 
     def carry(self, source: str, destination: str, leave_out: frozenset[str] = frozenset()) -> None:
-        with os.scandir(source) as entries:
-            for entry in entries:
-                target = os.path.join(destination, entry.name)
-                if entry.name in leave_out:
-                    continue
-                if entry.is_symlink():
-                    self._carry_link(entry.path, target)
-                elif entry.is_dir():
-                    os.mkdir(target)
-                    self.carry(entry.path, target)
-                    keep_mode(entry.path, target)
-                else:
-                    self._carry_file(entry.path, target)
+        # Read at once: a directory that somebody empties would seem to hold only a part.
+        with os.scandir(source) as found:
+            entries = list(found)
+        for entry in entries:
+            target = os.path.join(destination, entry.name)
+            if entry.name in leave_out:
+                continue
+            if entry.is_symlink():
+                self._carry_link(entry.path, target)
+            elif entry.is_dir():
+                os.mkdir(target)
+                self.carry(entry.path, target)
+                keep_mode(entry.path, target)
+            else:
+                self._carry_file(entry.path, target)
 
     def _carry_link(self, path: str, target: str) -> None:
         text, real = os.readlink(path), os.path.realpath(path)

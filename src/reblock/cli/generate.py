@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import sys
@@ -16,8 +17,7 @@ from reblock.errors import MissingDependency, UsageError
 from reblock.units import format_gib
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from reblock.engine.detokenizer import Detokenizer
     from reblock.engine.engine import Engine, TokenOutput
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 DEFAULT_NEW_TOKENS = 256
 MAX_PROMPT_FILE_BYTES = 64 * 2**20
+MAX_THREADS = 1024
+
+# More is no number that anybody means, and int() is slow on endless digits.
+_MAX_DIGITS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_sampling_arguments(parser)
     parser.add_argument(
-        "--threads", metavar="N", action=Once, type=int, help="threads to compute with"
+        "--threads",
+        metavar="N",
+        action=Once,
+        type=_whole_number,
+        help=f"threads to compute with, from 1 to {MAX_THREADS:,}",
     )
     parser.add_argument(
         "--no-stream", action="store_true", help="print an answer only when it is complete"
@@ -63,21 +71,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    def add(option: str, kind: type, text: str) -> None:
-        metavar = "N" if kind is int else "X"
+    def add(option: str, kind: Callable[[str], float], text: str) -> None:
+        metavar = "N" if kind is _whole_number else "X"
         parser.add_argument(option, metavar=metavar, action=Once, type=kind, help=text)
 
     add(
         "--max-new-tokens",
-        int,
+        _whole_number,
         f"tokens per answer, at most (default: {DEFAULT_NEW_TOKENS}, or what there is room for)",
     )
-    add("--temperature", float, "0, the default, takes the most probable token each time")
-    add("--top-k", int, "sample from the N most probable tokens")
-    add("--top-p", float, "sample from the fewest tokens whose probabilities reach this sum")
-    add("--min-p", float, "sample from tokens at least this probable, relative to the best one")
-    add("--repetition-penalty", float, "above 1 makes tokens that occurred less probable")
-    add("--seed", int, "makes sampling repeatable")
+    add("--temperature", _number, "0, the default, takes the most probable token each time")
+    add("--top-k", _whole_number, "sample from the N most probable tokens")
+    add("--top-p", _number, "sample from the fewest tokens whose probabilities reach this sum")
+    add("--min-p", _number, "sample from tokens at least this probable, relative to the best one")
+    add("--repetition-penalty", _number, "above 1 makes tokens that occurred less probable")
+    add("--seed", _whole_number, "makes sampling repeatable")
+
+
+def _whole_number(text: str) -> int:
+    """Read ASCII digits; int() would also take other scripts' digits and 1_0."""
+    if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+
+
+def _number(text: str) -> float:
+    """Read a number in ASCII; float() would also take other scripts' digits and 1_0."""
+    if text.isascii() and "_" not in text:
+        try:
+            return float(text)
+        except ValueError:
+            pass  # refused below
+    raise argparse.ArgumentTypeError(f"{text!r} is no number")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,8 +133,8 @@ def run(args: argparse.Namespace) -> int:
     prompts = [_read_prompt(kind, value) for kind, value in args.prompts or ()]
     if not prompts:
         raise UsageError("nothing to answer: give a --prompt or a --prompt-file")
-    if args.threads is not None and args.threads < 1:
-        raise UsageError(f"--threads must be at least 1, not {args.threads}")
+    if args.threads is not None and not 1 <= args.threads <= MAX_THREADS:
+        raise UsageError(f"--threads must be from 1 to {MAX_THREADS:,}, not {args.threads}")
     params = _sampling_params(args)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # a model may write characters that the terminal's encoding lacks
@@ -132,6 +157,8 @@ def run(args: argparse.Namespace) -> int:
 def _read_prompt(kind: str, value: str) -> str:
     if kind == "text":
         return value
+    if value == "-" and sys.stdin is None:
+        raise UsageError("cannot read the prompt from standard input, which is closed")
     try:
         if value == "-":
             data = sys.stdin.buffer.read(MAX_PROMPT_FILE_BYTES + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass
 from io import StringIO
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
+    from rich.box import Box
     from rich.table import Table
 
     from reblock.artifact.reader import Artifact
@@ -46,7 +48,7 @@ class CacheGroup:
 class Report:
     """Everything that `inspect` shows.
 
-    `num_fitting_blocks` is how many blocks the whole device would hold, and None where not even
+    `num_fitting_blocks` is how many of the usable blocks the device would hold, None where not even
     the minimum fits.
     """
 
@@ -169,15 +171,24 @@ def _print_tables(report: Report) -> None:
 
 def _table(title: str, *columns: str) -> Table:
     """Return a table whose first column is text and whose others are numbers."""
-    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, show_header=any(columns), pad_edge=False
+        title=title, title_justify="left", box=_box(), show_header=any(columns), pad_edge=False
     )
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", overflow="fold")
     return table
+
+
+def _box() -> Box:
+    from rich.box import SIMPLE_HEAD, Box
+
+    try:
+        "\N{BOX DRAWINGS LIGHT HORIZONTAL}".encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return Box(str(SIMPLE_HEAD).replace("\N{BOX DRAWINGS LIGHT HORIZONTAL}", "-"), ascii=True)
+    return SIMPLE_HEAD
 
 
 def _overview(report: Report) -> Table:
@@ -257,7 +268,7 @@ def _block_table(report: Report) -> Table:
     table.add_row("fewest that work", f"{artifact.bounds.minimum:,}")
     table.add_row("most that can be used", f"{artifact.bounds.full:,}")
     fitting = report.num_fitting_blocks
-    table.add_row("most that fit the device", "none" if fitting is None else f"{fitting:,}")
+    table.add_row("most that fit and can be used", "none" if fitting is None else f"{fitting:,}")
     table.add_row("tokens held now", f"{holds.num_tokens:,}")
     table.add_row("full-length sequences side by side", f"{holds.num_full_sequences:,}")
     table.add_row("longest sequence, tokens", f"{holds.longest_sequence_tokens:,}")

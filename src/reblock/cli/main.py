@@ -6,10 +6,12 @@ Only the module of the chosen subcommand is imported.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from importlib import import_module
 
 from reblock.cli.parser import EXIT_CODES, CommandParser, Parser, add_version
+from reblock.cli.streams import drop, prepare_streams, tell
 from reblock.errors import ReblockError
 
 TYPE_CHECKING = False
@@ -63,26 +65,62 @@ def run_guarded(prog: str, action: Callable[[], int]) -> int:
     """Run `action` and return its exit code, or the one of the error that it raises.
 
     This is the only place that turns errors into messages. With `REBLOCK_DEBUG=1` in the
-    environment the traceback is printed too.
+    environment the traceback is printed too. SIGTERM and SIGHUP end the action as Ctrl-C does.
     """
+    prepare_streams()
+    before = _catch_signals()
+    try:
+        return _run_reported(prog, action)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run_reported(prog: str, action: Callable[[], int]) -> int:
     try:
         code = action()
         # Here and not at exit, so that a reader that has gone away is noticed here.
-        if sys.stdout is not None:  # as it is where stdout was closed from the start
-            sys.stdout.flush()
+        sys.stdout.flush()
     except ReblockError as error:
         _report(prog, error)
         return error.exit_code
     except BrokenPipeError:
-        _drop_stdout()
+        drop(sys.stdout)
         return _READER_GONE
     except OSError as error:
         _report(prog, error)
-        _drop_stdout()
+        drop(sys.stdout)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        _tell_notes(prog, interrupt)
         return _INTERRUPTED
+    except SystemExit as stop:
+        _tell_notes(prog, stop)
+        raise
     return code
+
+
+def _catch_signals() -> dict[int, Any]:
+    """Let signals that end the process end it by SystemExit, so that it cleans up.
+
+    Returns:
+        The handlers that were replaced. One that is not the system's own stays: `nohup` ignores
+        SIGHUP, and a program that calls `main` may have its own. Only the main thread may set any.
+    """
+    process, before = os.getpid(), {}
+
+    def stop(number: int, _frame: object) -> None:
+        if os.getpid() != process:
+            os._exit(128 + number)  # a fork of this process has nothing of its own to clean up
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            try:
+                before[int(number)] = signal.signal(number, stop)
+            except ValueError:
+                break
+    return before
 
 
 def _report(prog: str, error: Exception) -> None:
@@ -90,11 +128,10 @@ def _report(prog: str, error: Exception) -> None:
         import traceback
 
         traceback.print_exc()
-    print(f"{prog}: error: {error}", file=sys.stderr)
+    tell(f"{prog}: error: {error}")
+    _tell_notes(prog, error)
 
 
-def _drop_stdout() -> None:
-    """Let what is still buffered go nowhere: at exit Python would try to write it again."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+def _tell_notes(prog: str, error: BaseException) -> None:
+    for note in getattr(error, "__notes__", ()):
+        tell(f"{prog}: note: {note}")

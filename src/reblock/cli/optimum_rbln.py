@@ -11,6 +11,7 @@ In the last form, which compiles, every other option is a key of `rbln_config`.
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 
 from reblock.cli.main import run_guarded
 from reblock.cli.parser import EXIT_CODES, Once, Parser, add_output_dir, add_version, non_empty
@@ -71,6 +72,7 @@ def _run(argv: list[str]) -> int:
     if not is_set and not args.get_kvcache_num_blocks:
         from reblock.cli.compile import compile_to_artifact
 
+        _check_values(parser, argv)
         keys = _forwarded_keys(parser, rest)
         return compile_to_artifact(args.model_id, args.output_dir, keys, as_json=False)
     if rest:
@@ -99,6 +101,15 @@ def _set(args: argparse.Namespace) -> int:
         is_dry_run=False,
         as_json=False,
     )
+
+
+def _check_values(parser: Parser, argv: list[str]) -> None:
+    """Refuse `--key --model-id m value`, where argparse takes out what stands in between."""
+    known = parser._option_string_actions
+    for option, following in pairwise([*argv, "--"]):
+        is_key = option.startswith("--") and option != "--" and "=" not in option
+        if is_key and option not in known and following.startswith("--"):
+            parser.error(f"option {option} needs a value")
 
 
 def _forwarded_keys(parser: Parser, rest: list[str]) -> dict[str, str]:

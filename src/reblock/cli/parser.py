@@ -46,6 +46,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **keywords: object) -> None:
         # Subparsers are made by argparse, which passes what add_parser() was given.
         super().__init__(**{"formatter_class": HelpFormatter, "allow_abbrev": False, **keywords})  # type: ignore[arg-type]
+        self.register("action", "store_true", Flag)
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and where help is, and exit with code 2."""
@@ -89,7 +90,7 @@ class Once(argparse.Action):
         self,
         parser: argparse.ArgumentParser,
         namespace: argparse.Namespace,
-        values: str | Sequence[object] | None,
+        values: str | Sequence[object] | bool | None,
         option_string: str | None = None,
     ) -> None:
         """Store the value."""
@@ -98,6 +99,32 @@ class Once(argparse.Action):
             parser.error(f"option {option_string} is given twice")
         seen.add(self.dest)
         setattr(namespace, self.dest, values)
+
+
+class Flag(Once):
+    """An option without a value, which is refused where it is given again."""
+
+    def __init__(
+        self,
+        option_strings: Sequence[str],
+        dest: str,
+        default: bool = False,
+        required: bool = False,
+        help: str | None = None,  # noqa: A002  argparse's name
+    ) -> None:
+        super().__init__(
+            option_strings, dest, nargs=0, default=default, required=required, help=help
+        )
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | bool | None,  # noqa: ARG002  none
+        option_string: str | None = None,
+    ) -> None:
+        """Store that it was given."""
+        super().__call__(parser, namespace, True, option_string)
 
 
 def non_empty(text: str) -> str:

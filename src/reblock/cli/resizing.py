@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from reblock.artifact.lock import edit_lock
 from reblock.artifact.reader import open_artifact
 from reblock.artifact.resize import apply_resize, plan_resize
 from reblock.artifact.stage import check_destination
+from reblock.artifact.undisturbed import undisturbed
+from reblock.cli.streams import drop, tell
 from reblock.units import format_gib
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from reblock.artifact.lock import EditLock
     from reblock.artifact.resize import ResizePlan
     from reblock.budget import MemoryBudget
 
@@ -29,25 +36,57 @@ def resize(
     if output_dir is not None:
         # Before the artifact is opened: this is the user's mistake that is cheapest to find.
         check_destination(output_dir, source=directory)
-    artifact = open_artifact(directory)
-    plan = plan_resize(artifact, target)
-    for warning in plan.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
     # Asked before the edit, after which the working directory is the old one, already removed.
     stands_inside = output_dir is None and _is_working_directory(directory)
-    if not is_dry_run:
-        apply_resize(artifact, plan, output_dir)
+    with _locked(directory, is_dry_run=is_dry_run) as lock:
+        artifact = open_artifact(directory)
+        plan = plan_resize(artifact, target)
+        for warning in plan.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        left = None if is_dry_run else apply_resize(artifact, plan, output_dir, lock=lock)
     if as_json:
-        print(json.dumps(_as_object(directory, plan, output_dir, is_dry_run=is_dry_run)))
+        text = json.dumps(_as_object(directory, plan, output_dir, is_dry_run=is_dry_run))
     else:
-        print(_as_text(directory, plan, output_dir, is_dry_run=is_dry_run))
-    if stands_inside and plan.is_change and not is_dry_run:
-        print(f"note: this directory was replaced; enter it again: cd {directory}", file=sys.stderr)
+        text = _as_text(directory, plan, output_dir, is_dry_run=is_dry_run)
+    if is_dry_run or not (plan.is_change or output_dir is not None):
+        print(text)
+        return 0
+    with undisturbed():
+        _print_done(text)
+        if left is not None:
+            tell(f"note: the old artifact could not be removed and is at {left}; remove it")
+        if stands_inside:
+            tell(f"note: this directory was replaced; enter it again: cd {directory}")
     return 0
 
 
+@contextmanager
+def _locked(directory: str, *, is_dry_run: bool) -> Iterator[EditLock | None]:
+    """Lock what is to be edited: before it is read, so that nothing is planned on old sizes."""
+    # What is no directory gets its message from the opening.
+    if is_dry_run or not os.path.isdir(directory):
+        yield None
+        return
+    with edit_lock(
+        directory, lambda: tell(f"note: waiting for another command that edits {directory}")
+    ) as lock:
+        yield lock
+
+
+def _print_done(text: str) -> None:
+    """Print what was done; that it cannot be printed does not undo it and is no failure."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        drop(sys.stdout)
+        tell(f"note: the artifact was written, but that could not be printed: {error}")
+
+
 def _is_working_directory(directory: str) -> bool:
-    return os.path.samefile(directory, os.curdir)
+    try:
+        return os.path.samefile(directory, os.curdir)
+    except OSError:  # one of the two is not there
+        return False
 
 
 def _as_object(

@@ -17,10 +17,11 @@ __all__ = ["Tokenizer", "read_eos_token_ids"]
 
 
 class Tokenizer:
-    """Wraps the Hugging Face tokenizer that lies in an artifact."""
+    """Wraps the Hugging Face tokenizer that lies in an artifact, the one in `directory`."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, directory: str) -> None:
         self._tokenizer = tokenizer
+        self._directory = directory
         self._skipped_ids = _special_ids(tokenizer)
 
     @classmethod
@@ -36,9 +37,9 @@ class Tokenizer:
             tokenizer = AutoTokenizer.from_pretrained(
                 directory, local_files_only=True, trust_remote_code=False
             )
+            return cls(tokenizer, directory=directory)
         except Exception as error:  # the tokenizers library raises no narrower class
             raise CorruptArtifact(f"has no readable tokenizer: {error}", path=directory) from error
-        return cls(tokenizer)
 
     @property
     def has_chat_template(self) -> bool:
@@ -60,15 +61,22 @@ class Tokenizer:
 
         Raises:
             UsageError: `text` holds characters that are no Unicode text, or comes to no tokens.
+            CorruptArtifact: the chat template or the tokenizer's configuration fails.
         """
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise UsageError(f"the prompt is not valid text: {error}") from error
-        if self.has_chat_template and not raw:
-            token_ids = self._encode_message(text)
-        else:
-            token_ids = self._tokenizer(text, verbose=False)["input_ids"]
+        try:
+            if self.has_chat_template and not raw:
+                token_ids = self._encode_message(text)
+            else:
+                token_ids = self._tokenizer(text, verbose=False)["input_ids"]
+        except Exception as error:  # a chat template is a program, and may fail in any way
+            raise CorruptArtifact(
+                f"its chat template or tokenizer fails on a prompt: {error!r}",
+                path=self._directory,
+            ) from error
         if not token_ids:
             raise UsageError(f"the prompt {text!r} comes to no tokens; write at least one word")
         return [int(token_id) for token_id in token_ids]

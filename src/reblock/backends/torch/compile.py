@@ -147,7 +147,6 @@ def _examine(model_id: str, options: CompileOptions, progress: Progress) -> _Mod
     check_rotary_limit(source.config, resolved.max_seq_len)
     dtype = options.dtype or _default_dtype(source, progress)
     shapes, structure = _study(source, dtype, resolved.max_seq_len)
-    source = replace(source, architecture=type(shapes).__name__)
     if all(shape.window is not None for shape in structure.shapes):
         resolved = _without_blocks(resolved)
     return _Model(source=source, shapes=shapes, structure=structure, options=resolved, dtype=dtype)
@@ -163,7 +162,7 @@ def _study(source: ModelSource, dtype: Dtype, max_seq_len: int) -> tuple[nn.Modu
     except Exception as error:
         raise NotCompilable(
             "its code cannot be run on shapes alone, which is how a model is examined: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         ) from error
 
 
@@ -339,6 +338,7 @@ def _write_config(directory: str, model: _Model, count: int) -> None:
         model.source,
         model.structure,
         model.options,
+        architecture=type(model.shapes).__name__,
         dtype=model.dtype,
         isa=host_isa(),
         num_blocks=count,
@@ -382,7 +382,7 @@ def _measure(directory: str, model: _Model, reference: dict[str, Tensor]) -> dic
         raise CompileFailed(
             f"the compiled programs answer differently from transformers: the logits are off by "
             f"{measured['error']:.2g} of their size, where {_TOLERANCE[model.dtype]:g} is allowed; "
-            f"please report the architecture, {model.source.architecture}"
+            f"please report the architecture, {type(model.shapes).__name__}"
         )
     return measured
 

@@ -10,7 +10,7 @@ import torch
 from reblock._version import __version__
 from reblock.backends.torch.pieces import PieceShapes, cache_shape
 from reblock.backends.torch.structure import Structure, nonlayer_tensors
-from reblock.backends.torch.weights import WEIGHTS_FILE
+from reblock.backends.torch.weights import WEIGHTS_FILE, layout_digest
 from reblock.config import DTYPE_BYTES, FORMAT_VERSION
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ def graph(model: nn.Module, structure: Structure, *, rows: int, tokens: int) -> 
         "prologue_weights": outside,
         "layers": described,
         "epilogue_weights": outside,
+        "weights_layout": layout_digest(dict([*model.named_parameters(), *model.named_buffers()])),
     }
 
 
@@ -108,6 +109,7 @@ def config_text(
     structure: Structure,
     options: ResolvedOptions,
     *,
+    architecture: str,
     dtype: Dtype,
     isa: str,
     num_blocks: int,
@@ -117,7 +119,7 @@ def config_text(
     sliding = [index for index, shape in enumerate(structure.shapes) if shape.window is not None]
     windows = sorted({shape.window for shape in structure.shapes if shape.window is not None})
     content = {
-        "cls_name": f"RBLN{source.architecture}Config",
+        "cls_name": f"RBLN{architecture}Config",
         "dtype": dtype,
         "_compile_cfgs": [
             {
@@ -147,7 +149,7 @@ def config_text(
             "torch_version": torch.__version__,
             "isa": isa,
             "model_type": source.model_type,
-            "architecture": source.architecture,
+            "architecture": architecture,
             "weights": [WEIGHTS_FILE],
         },
     }

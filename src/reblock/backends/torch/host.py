@@ -68,7 +68,7 @@ def check_host(info: ReblockInfo, *, path: str, torch_version: str) -> None:
     """
     if info.torch_version != torch_version:
         raise HostMismatch(
-            f"{path}: compiled with torch {info.torch_version}, but torch {torch_version} is "
+            f"compiled with torch {info.torch_version}, but torch {torch_version} is "
             f"installed; install torch=={info.torch_version.partition('+')[0]}, or compile the "
             "model again",
             path=path,
@@ -76,7 +76,7 @@ def check_host(info: ReblockInfo, *, path: str, torch_version: str) -> None:
     host = host_isa()
     if not _runs_on(info.isa, host):
         raise HostMismatch(
-            f"{path}: compiled for {info.isa} processors, but this one is {host}; run it on such "
+            f"compiled for {info.isa} processors, but this one is {host}; run it on such "
             "a machine, or compile the model again here",
             path=path,
         )

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from reblock.errors import CorruptArtifact, HostMismatch
+from reblock.backends.torch.weights import layout_digest
+from reblock.errors import ArtifactMismatch, CorruptArtifact, HostMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -57,6 +58,11 @@ class LoadedProgram:
         try:
             self.batch = int(graph["batch"])
             self.tokens = int(graph["tokens"])
+            if graph["weights_layout"] != layout_digest(weights):
+                raise ArtifactMismatch(
+                    "was compiled for weights of other names, types or shapes than lie beside it",
+                    path=file.path,
+                )
             names = {"prologue", "epilogue", *(layer["piece"] for layer in graph["layers"])}
             pieces = _load_pieces(file.path, sorted(names))
             self._prologue = pieces["prologue"]

@@ -13,7 +13,7 @@ from reblock.backends.torch.program import LoadedProgram, ProgramInputs
 from reblock.backends.torch.weights import map_weights
 from reblock.engine.limits import EngineLimits
 from reblock.engine.text import read_eos_token_ids
-from reblock.errors import BadArtifact
+from reblock.errors import ArtifactMismatch
 
 if TYPE_CHECKING:
     from reblock.artifact.reader import Artifact
@@ -32,19 +32,20 @@ class TorchRunner:
         assert config.reblock is not None
         self.weights = map_weights(artifact.directory, config.reblock.weights)
         self._limits = _limits(artifact.directory, config, num_blocks)
-        self._prefill: LoadedProgram | None = None
-        self._decoders: dict[int, LoadedProgram] = {}
-        for file in artifact.programs:
-            program = LoadedProgram(file, self.weights, self.cache.tensors)
-            if file.name == "prefill":
-                self._prefill = program
-            else:
-                self._decoders[program.batch] = program
-        if self._prefill is None or sorted(self._decoders) != sorted(config.decoder_batch_sizes):
-            raise BadArtifact(
-                f"needs the programs prefill and decoder_batch_N for {config.decoder_batch_sizes}",
+        programs = {
+            file.name: LoadedProgram(file, self.weights, self.cache.tensors)
+            for file in artifact.programs
+        }
+        shapes = {"prefill": (1, config.prefill_chunk_size)}
+        shapes |= {f"decoder_batch_{size}": (size, 1) for size in config.decoder_batch_sizes}
+        held = {name: (program.batch, program.tokens) for name, program in programs.items()}
+        if held != shapes:
+            raise ArtifactMismatch(
+                f"its programs take rows and tokens {held}, but rbln_config.json says {shapes}",
                 path=artifact.directory,
             )
+        self._prefill = programs.pop("prefill")
+        self._decoders = {program.batch: program for program in programs.values()}
 
     @property
     def limits(self) -> EngineLimits:
@@ -60,7 +61,6 @@ class TorchRunner:
         self, token_ids: list[int], start: int, block_table: list[int], slot: int
     ) -> Tensor:
         """Read one chunk of a prompt; see `reblock.engine.Runner`."""
-        assert self._prefill is not None
         program = self._prefill
         count = len(token_ids)
         inputs = ProgramInputs(

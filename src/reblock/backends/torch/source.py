@@ -61,7 +61,6 @@ class ModelSource:
     num_layers: int
     max_position_embeddings: int | None
     model_type: str
-    architecture: str
     checkpoint_dtype: Literal["float32", "bfloat16", "float16", "other"]
 
 
@@ -84,6 +83,11 @@ def _find(model_id: str) -> tuple[str, dict[str, Any]]:
     return model_id, {}
 
 
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 def open_source(model_id: str) -> ModelSource:
     """Find a model and read its configuration.
 
@@ -95,22 +99,24 @@ def open_source(model_id: str) -> ModelSource:
     where, arguments = _find(model_id)
     try:
         config = AutoConfig.from_pretrained(where, **arguments)
-    except (OSError, ValueError, KeyError) as error:
-        raise NotCompilable(f"its configuration cannot be read: {error}") from error
+    # A file that is cut off or has a value of a wrong type fails wherever transformers meets it.
+    except Exception as error:
+        raise NotCompilable(f"its configuration cannot be read: {_first_line(error)}") from error
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and (type(positions) is not int or positions < 1):
+        raise NotCompilable(f"its configuration states max_position_embeddings={positions!r}")
     if "gguf_file" in arguments:
         # What the file calls itself is no place to find it again.
         config._name_or_path = model_id
     dtype = getattr(config, "dtype", None)
     names = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-    architectures = getattr(config, "architectures", None) or []
     return ModelSource(
         name=model_id,
         arguments=(where, arguments),
         config=config,
         num_layers=int(getattr(config, "num_hidden_layers", 0) or 0),
-        max_position_embeddings=getattr(config, "max_position_embeddings", None),
+        max_position_embeddings=positions,
         model_type=str(config.model_type),
-        architecture=str(architectures[0]) if architectures else "",
         checkpoint_dtype="float32" if dtype is None else names.get(dtype, "other"),  # type: ignore[arg-type]
     )
 
@@ -239,8 +245,9 @@ def load_model(source: ModelSource, dtype: Dtype) -> nn.Module:
         model: Any = AutoModelForCausalLM.from_pretrained(
             where, dtype=torch_dtype(dtype), **arguments
         )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise NotCompilable(f"its weights cannot be read: {error}") from error
+    # As above: what is wrong with a file shows where transformers happens to look.
+    except Exception as error:
+        raise NotCompilable(f"its weights cannot be read: {_first_line(error)}") from error
     loaded: nn.Module = model.eval()
     return loaded
 
@@ -259,7 +266,7 @@ def save_description(source: ModelSource, directory: str) -> str | None:
     try:
         AutoTokenizer.from_pretrained(where, **arguments).save_pretrained(directory)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        missing = str(error).splitlines()[0]
+        missing = _first_line(error)
     try:
         generation = GenerationConfig.from_pretrained(where)
     except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,11 @@ from reblock.backends.torch.refusal import NotCompilable
 from reblock.errors import CorruptArtifact
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor, nn
 
-__all__ = ["WEIGHTS_FILE", "map_weights", "save_weights"]
+__all__ = ["WEIGHTS_FILE", "layout_digest", "map_weights", "save_weights"]
 
 # Not transformers' own name: the tensors are named after the modules of the model, which need not
 # be the names that its checkpoints have.
@@ -51,6 +52,15 @@ def save_weights(path: str, model: nn.Module, shapes: nn.Module) -> int:
     # safetensors keeps what it writes to its owner; an artifact is as public as its directory.
     os.chmod(path, 0o666 & os.stat(os.path.dirname(path)).st_mode)
     return sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
+
+
+def layout_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return a digest of the names, types and shapes of tensors.
+
+    Compiled code reads weights by address. Were a shape another one, it would read past the end.
+    """
+    layout = sorted((name, str(t.dtype), tuple(t.shape)) for name, t in tensors.items())
+    return hashlib.sha256(repr(layout).encode()).hexdigest()
 
 
 def map_weights(directory: str, files: Sequence[str]) -> dict[str, Tensor]:

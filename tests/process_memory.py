@@ -1,0 +1,110 @@
+"""Watches the memory of a process that serves: `reblock generate`, from outside, through /proc."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import select
+import subprocess
+import sysconfig
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+__all__ = ["Mapping", "ServedMemory", "generate_watched", "mappings", "peak_rss_bytes", "pss_bytes"]
+
+_SAMPLE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mapping:
+    """One region of a process's virtual memory, and how much of it is in physical memory."""
+
+    start: int
+    end: int
+    resident_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedMemory:
+    """What `reblock generate --json` reported and the memory that it took to do so."""
+
+    report: dict[str, Any]
+    peak_rss_bytes: int
+    peak_pss_bytes: int
+    mappings: tuple[Mapping, ...]
+
+
+def peak_rss_bytes(pid: int) -> int:
+    """Return the most physical memory that a process has had (VmHWM)."""
+    with open(f"/proc/{pid}/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
+
+
+def pss_bytes(pid: int) -> int:
+    """Return the physical memory of a process, where a page counts in part if others share it."""
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
+
+
+def mappings(pid: int) -> Iterator[Mapping]:
+    """Yield every region of a process's virtual memory."""
+    start = end = 0
+    with open(f"/proc/{pid}/smaps", encoding="utf-8") as file:
+        for line in file:
+            if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+                start, end = (int(number, 16) for number in match.groups())
+            elif line.startswith("Rss:"):
+                yield Mapping(start=start, end=end, resident_bytes=int(line.split()[1]) * 1024)
+
+
+def generate_watched(
+    directory: Path, prompts: Sequence[str], *options: str, timeout_s: float = 300
+) -> ServedMemory:
+    """Run `reblock generate --json` and return its report and the most memory it has had.
+
+    The report is longer than the pipe that it is written to, and is read only after the last
+    look at the process. So the process cannot end before, with its peak unseen.
+    """
+    reading, writing = os.pipe()
+    capacity = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 1)  # the smallest that there is
+    command = os.path.join(sysconfig.get_path("scripts"), "reblock")
+    arguments = [argument for prompt in prompts for argument in ("--prompt", prompt)]
+    process = subprocess.Popen(
+        [command, "generate", str(directory), "--json", *arguments, *options],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writing)
+    with open(reading, "rb") as output, process:
+        try:
+            peak_pss = _watch(process, reading, timeout_s)
+            peak_rss, regions = peak_rss_bytes(process.pid), tuple(mappings(process.pid))
+        except (ProcessLookupError, FileNotFoundError, StopIteration) as error:
+            # It has ended, which it does not before its report is read, unless it has failed.
+            raise RuntimeError(f"reblock generate failed: {process.communicate()[1]}") from error
+        text = output.read()
+    assert len(text) > capacity, "the report is too short for the process to wait"
+    return ServedMemory(
+        report=json.loads(text),
+        peak_rss_bytes=peak_rss,
+        peak_pss_bytes=peak_pss,
+        mappings=regions,
+    )
+
+
+def _watch(process: subprocess.Popen[str], reading: int, timeout_s: float) -> int:
+    """Look at a process until it writes and return the most that its PSS was."""
+    peak, looks = 0, 0
+    while not select.select([reading], [], [], _SAMPLE_S)[0]:
+        peak, looks = max(peak, pss_bytes(process.pid)), looks + 1
+        if looks * _SAMPLE_S > timeout_s:
+            process.kill()
+            raise TimeoutError(f"reblock generate has not answered in {timeout_s} s")
+    return max(peak, pss_bytes(process.pid))
