@@ -6,14 +6,14 @@ import os
 import platform
 from importlib.metadata import version
 
-__all__ = ["describe_machine", "machine_line"]
+__all__ = ["cpu_name", "describe_machine", "machine_line"]
 
 
 def describe_machine() -> dict[str, object]:
     """Return the machine and the versions, for the JSON beside the numbers."""
     return {
         "platform": platform.platform(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "python": platform.python_version(),
@@ -31,7 +31,8 @@ def machine_line() -> str:
     )
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Return the processor's name, or the machine's where it has none."""
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:
             if line.startswith("model name"):

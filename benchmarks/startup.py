@@ -24,6 +24,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from machine import cpu_name
+
 from artifacts import make_artifact
 
 
@@ -85,14 +87,6 @@ def measure(
             subprocess.run(line, check=True, stdout=subprocess.DEVNULL, env=environment)
             seconds[name].append(time.perf_counter() - start)
     return seconds
-
-
-def cpu_name() -> str:
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 if __name__ == "__main__":

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedProgram", "ProgramInputs"]
 
-Run = "Callable[[list[Tensor]], list[Tensor]]"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramInputs:
