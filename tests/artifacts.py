@@ -12,6 +12,8 @@ import os
 import zipfile
 from typing import TYPE_CHECKING, Any
 
+from reblock.artifact.checksum import program_digest
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -70,12 +72,12 @@ def make_artifact(
             "isa": "x86_64-avx2",
             "model_type": "llama",
             "architecture": "LlamaForCausalLM",
-            "weights": ["weights.safetensors"],
+            "weights": {},
+            "programs": {},
         },
     }
     config |= extra_config or {}
     directory.mkdir(parents=True)
-    write_config(directory, config)
     for name in PROGRAMS:
         # Weights are shared, and one program reports them.
         weight = weight_bytes if name == "prefill" else 0
@@ -83,7 +85,25 @@ def make_artifact(
     (directory / "config.json").write_text('{"model_type": "llama"}\n')
     (directory / "tokenizer.json").write_text('{"version": "1.0"}\n')
     (directory / "weights.safetensors").write_bytes(bytes(range(256)) * 64)
+    write_config(directory, config)
+    record_checksums(directory)
     return directory
+
+
+def record_checksums(directory: Path) -> None:
+    """Let `rbln_config.json` say of the programs and the weights that they are right."""
+    config = read_config(directory)
+    weights = directory / "weights.safetensors"
+    config["reblock"]["weights"] = {
+        weights.name: {
+            "bytes": weights.stat().st_size,
+            "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        }
+    }
+    config["reblock"]["programs"] = {
+        name: {"sha256": program_digest(str(directory / f"{name}.rbln"))} for name in PROGRAMS
+    }
+    write_config(directory, config)
 
 
 def cache_metas(

@@ -11,29 +11,27 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from reblock.block_count import parse_block_count
-from reblock.errors import ArtifactMismatch, UnknownFormat
+from reblock.errors import ArtifactMismatch
+from reblock.info import check_file_name, parse_info
 from reblock.json_fields import JsonFields, parse_json_object
 from reblock.sizing import BlockBounds, block_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from reblock.info import ReblockInfo
+
 __all__ = [
     "DTYPE_BYTES",
-    "FORMAT_VERSION",
     "CacheMeta",
     "CompiledProgram",
     "RBLNConfig",
-    "ReblockInfo",
     "parse_config",
 ]
-
-FORMAT_VERSION = 1
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
 
@@ -41,20 +39,8 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "i
 _OUR_DTYPES = ("float32", "bfloat16")
 _OUR_LAYER_TYPES = ("full_attention", "sliding_attention")
 
-_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", re.ASCII)
-
 _PROGRAM_KEYS = ("compiled_model_name", "input_info", "npu", "num_devices")
 _CACHE_KEYS = ("name", "layer_index", "shape", "layer_type", "is_auto", "dtype")
-_REBLOCK_KEYS = (
-    "format_version",
-    "reblock_version",
-    "backend",
-    "torch_version",
-    "isa",
-    "model_type",
-    "architecture",
-    "weights",
-)
 _KEYS = (
     "cls_name",
     "dtype",
@@ -104,20 +90,6 @@ class CompiledProgram:
     name: str
     npu: str
     num_devices: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReblockInfo:
-    """What reblock itself notes about an artifact that it compiled."""
-
-    format_version: int
-    reblock_version: str
-    backend: str
-    torch_version: str
-    isa: str
-    model_type: str
-    architecture: str
-    weights: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +170,10 @@ def parse_config(text: str | bytes, *, path: str) -> RBLNConfig:
     """
     raw = parse_json_object(text, path=path)
     fields = JsonFields(raw, path=path)
-    reblock = _parse_reblock(fields)
+    reblock = None
+    if "reblock" in fields.values:
+        reblock = parse_info(fields.nested("reblock"))
+        fields.refuse_unknown(_KEYS)
     programs = _parse_programs(fields, is_ours=reblock is not None)
     caches = _parse_caches(fields, is_ours=reblock is not None)
     config = RBLNConfig(
@@ -228,6 +203,7 @@ def parse_config(text: str | bytes, *, path: str) -> RBLNConfig:
     if reblock is not None:
         _check_shapes(config, fields)
         _check_caches(config, fields)
+        _check_digests(reblock, programs, fields)
     return config
 
 
@@ -237,8 +213,6 @@ def _check_shapes(config: RBLNConfig, fields: JsonFields) -> None:
     block_size = config.kvcache_block_size
     is_flash = config.attn_impl == "flash_attn"
     _check_known(fields, "dtype", config.dtype, _OUR_DTYPES)
-    if config.reblock is not None and not config.reblock.weights:
-        raise fields.corrupt("reblock.weights", "names no file")
     if config.npu == "cpu" and config.num_devices != 1:
         raise fields.corrupt("_compile_cfgs", f"has num_devices {config.num_devices} for one cpu")
     if max(config.decoder_batch_sizes, default=0) != batch_size:
@@ -271,37 +245,20 @@ def _check_caches(config: RBLNConfig, fields: JsonFields) -> None:
             )
 
 
+def _check_digests(
+    info: ReblockInfo, programs: tuple[CompiledProgram, ...], fields: JsonFields
+) -> None:
+    names = {program.name for program in programs}
+    if absent := names - info.programs.keys():
+        raise fields.corrupt("reblock.programs", f"lacks {min(absent)!r}")
+    if unknown := info.programs.keys() - names:
+        fault = f"has {min(unknown)!r}, which _compile_cfgs does not name"
+        raise fields.corrupt("reblock.programs", fault)
+
+
 def _check_known(fields: JsonFields, key: str, value: str, known: Collection[str]) -> None:
     if value not in known:
         raise fields.corrupt(key, f"is {value!r}; known are {', '.join(known)}")
-
-
-def _parse_reblock(fields: JsonFields) -> ReblockInfo | None:
-    if "reblock" not in fields.values:
-        return None
-    info = fields.nested("reblock")
-    version = info.integer("format_version")
-    if version > FORMAT_VERSION:
-        raise UnknownFormat(
-            f"is of format_version {version}, and this version of reblock reads up to "
-            f"{FORMAT_VERSION}; upgrade reblock",
-            path=fields.path,
-        )
-    info.refuse_unknown(_REBLOCK_KEYS)
-    fields.refuse_unknown(_KEYS)
-    backend = info.text("backend")
-    if backend != "torch":
-        raise UnknownFormat(f"reblock.backend {backend!r} is not known", path=fields.path)
-    return ReblockInfo(
-        format_version=version,
-        reblock_version=info.text("reblock_version"),
-        backend=backend,
-        torch_version=info.text("torch_version"),
-        isa=info.text("isa"),
-        model_type=info.text("model_type"),
-        architecture=info.text("architecture"),
-        weights=tuple(_check_file_name(info, "weights", name) for name in info.texts("weights")),
-    )
 
 
 def _parse_programs(fields: JsonFields, *, is_ours: bool) -> tuple[CompiledProgram, ...]:
@@ -312,7 +269,7 @@ def _parse_programs(fields: JsonFields, *, is_ours: bool) -> tuple[CompiledProgr
         key = "compiled_model_name"
         programs.append(
             CompiledProgram(
-                name=_check_file_name(item, key, item.text(key)),
+                name=check_file_name(item, key, item.text(key)),
                 npu=item.text("npu"),
                 # None is how optimum-rbln writes one device that it was not told about.
                 num_devices=item.optional_integer("num_devices") or 1,
@@ -352,13 +309,6 @@ def _parse_caches(fields: JsonFields, *, is_ours: bool) -> tuple[CacheMeta, ...]
         )
     fields.refuse_duplicates("cache_metas", (cache.name for cache in caches))
     return tuple(caches)
-
-
-def _check_file_name(fields: JsonFields, key: str, name: str) -> str:
-    # The name becomes part of a path, which may not lead out of the artifact.
-    if not _FILE_NAME.fullmatch(name):
-        raise fields.corrupt(key, f"has {name!r}, which is no plain file name")
-    return name
 
 
 def _parse_attn_impl(fields: JsonFields) -> Literal["eager", "flash_attn"]:

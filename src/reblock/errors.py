@@ -6,6 +6,7 @@
     |   |-- InvalidBlockCount              a block count that is no whole number in range
     |   |-- InvalidOption                  an unknown or unsupported option, or a bad value of one
     |   |   `-- UnknownDevice              a device name that is in no table
+    |   |-- NoPreviousCount                going back where no change is recorded
     |   `-- InvalidDestination             a destination that is the source or lies inside it
     |-- DoesNotFit (ValueError)         3, what was asked makes sense but there is no room for it
     |   |-- BudgetAboveDevice              a budget above what the device has
@@ -24,6 +25,7 @@
     |-- CompilerTooOld (RuntimeError)   1, the installed compiler lacks a method
     |-- DestinationExists               1, the destination is there and is not empty
     |-- EditFailed                      1, the system refused a write; the artifact is unchanged
+    |-- ArtifactBusy                    1, another command edits the artifact
     `-- CompileFailed                   1, the compiler gave up
 
 A class stands for one decision that a caller can take and carries, as attributes, the data to
@@ -99,6 +101,14 @@ class UnknownDevice(InvalidOption):
         super().__init__(message, option="npu")
         self.device = device
         self.known = known
+
+
+class NoPreviousCount(UsageError):
+    """The count before the last change is asked for, but the artifact `path` records none."""
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class InvalidDestination(UsageError):
@@ -244,6 +254,15 @@ class EditFailed(ReblockError):
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
         self.path = path
+
+
+class ArtifactBusy(ReblockError):
+    """Another command edits the artifact `path`; `holder` says which, as far as it is known."""
+
+    def __init__(self, message: str, *, path: str, holder: str) -> None:
+        super().__init__(message)
+        self.path = path
+        self.holder = holder
 
 
 class CompileFailed(ReblockError):

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
 __all__ = ["Progress", "SilentProgress"]
@@ -16,6 +17,15 @@ class Progress(Protocol):
 
     def stage(self, text: str) -> AbstractContextManager[None]:
         """Return a context that lasts as long as the stage; `text` says what is done in it."""
+        ...
+
+    def bytes_stage(
+        self, text: str, total_bytes: int
+    ) -> AbstractContextManager[Callable[[int], None]]:
+        """Return a context as `stage` does, for work on that many bytes.
+
+        It gives a function that is told how many bytes more were done.
+        """
         ...
 
     def note(self, text: str) -> None:
@@ -30,5 +40,17 @@ class SilentProgress:
         """Return a context that does nothing."""
         return nullcontext()
 
+    def bytes_stage(
+        self,
+        text: str,  # noqa: ARG002  the protocol's name
+        total_bytes: int,  # noqa: ARG002  the protocol's name
+    ) -> AbstractContextManager[Callable[[int], None]]:
+        """Return a context whose function does nothing."""
+        return nullcontext(_drop)
+
     def note(self, text: str) -> None:
         """Drop the line."""
+
+
+def _drop(_num_bytes: int) -> None:
+    """Forget the number."""

@@ -14,10 +14,10 @@ from commands import optimum_here, reblock, reblock_here, run
 
 from artifacts import fingerprint, make_artifact
 from reblock.artifact import resize as resize_module
-from reblock.artifact import stage as stage_module
 from reblock.artifact.count import read_num_blocks
-from reblock.artifact.lock import edit_lock
 from reblock.artifact.reader import open_artifact
+from reblock.artifact.transaction import begin_edit
+from reblock.artifact.transaction import stage as stage_module
 from reblock.cli.main import run_guarded
 
 if TYPE_CHECKING:
@@ -63,11 +63,12 @@ def with_signal(number: int, function: Callable[..., Any]) -> Callable[..., Any]
 
 
 def test_a_second_command_waits_for_the_first_and_says_so(directory: Path) -> None:
-    with edit_lock(str(directory)):
+    with begin_edit(str(directory)):
         second = start("set", directory, "20")
         assert second.stderr is not None
         note = second.stderr.readline()
-        assert note == f"note: waiting for another command that edits {directory}\n"
+        assert note.startswith("note: waiting for ")
+        assert note.endswith(f", which edits {directory}\n")
         assert read_num_blocks(str(directory)) == 16
     second.communicate(timeout=60)
     assert second.returncode == 0
@@ -81,12 +82,12 @@ def test_commands_that_edit_one_artifact_side_by_side_all_succeed(directory: Pat
         _, stderr = command.communicate(timeout=60)
         assert command.returncode == 0, stderr
     assert open_artifact(str(directory)).config.kvcache_num_blocks in (17, 18, 19, 20)
-    assert sorted(fingerprint(directory)) == names
+    assert set(fingerprint(directory)) == {*names, ".reblock.json"}
     assert os.listdir(directory.parent) == [directory.name]
 
 
 def test_a_dry_run_does_not_wait(directory: Path) -> None:
-    with edit_lock(str(directory)):
+    with begin_edit(str(directory)):
         assert reblock_here("set", directory, "20", "--dry-run").returncode == 0
 
 
@@ -111,14 +112,14 @@ def test_a_second_signal_does_not_stop_the_cleaning_up(
         resize_module, "write_resized", with_signal(number, resize_module.write_resized)
     )
     monkeypatch.setattr(
-        stage_module, "_remove_tree", with_signal(signal.SIGINT, stage_module._remove_tree)
+        stage_module, "remove_tree", with_signal(signal.SIGINT, stage_module.remove_tree)
     )
     assert reblock_here("set", directory, "20").returncode == code
     assert fingerprint(directory.parent) == before
 
 
 @pytest.mark.parametrize("number", [number for number, _ in STOPS])
-@pytest.mark.parametrize("function", ["_exchange", "_remove_tree"])
+@pytest.mark.parametrize("function", ["exchange", "remove_tree"])
 def test_a_signal_during_the_commit_comes_too_late(
     directory: Path, monkeypatch: pytest.MonkeyPatch, number: int, function: str
 ) -> None:
@@ -149,22 +150,41 @@ def test_a_signal_that_is_ignored_from_the_start_stays_ignored(
         signal.signal(signal.SIGHUP, before)
 
 
-def test_what_cannot_be_removed_is_named(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage_module, "_remove_tree", lambda path: False)
-    done = reblock_here("set", directory, "20")
-    (old,) = (name for name in os.listdir(directory.parent) if name != directory.name)
-    assert done.returncode == 0
-    assert f"{directory.parent / old}; remove it" in done.stderr
-
+def test_what_cannot_be_removed_is_named_and_removed_by_the_next_edit(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*arguments: Any, **keywords: Any) -> None:
         raise OSError(28, "No space left on device", "there")
 
-    monkeypatch.setattr(resize_module, "write_resized", fail)
-    refused = reblock_here("set", directory, "24")
+    with monkeypatch.context() as patch:
+        patch.setattr(stage_module, "remove_tree", lambda path: False)
+        done = reblock_here("set", directory, "20")
+        old = next(name for name in os.listdir(directory.parent) if name[-1] not in "kt")
+        assert done.returncode == 0
+        assert f"{directory.parent / old}; remove it" in done.stderr
+        patch.setattr(resize_module, "write_resized", fail)
+        refused = reblock_here("set", directory, "24")
     assert refused.returncode == 1
     assert "nothing was changed" in refused.stderr
     assert "reblock: note: " in refused.stderr
     assert "could not be removed" in refused.stderr
+    assert reblock_here("get", directory).stdout == "20\n"
+    assert os.listdir(directory.parent) == [directory.name]
+
+
+def test_a_second_command_gives_up_after_its_time_and_says_who_is_in_the_way(
+    directory: Path,
+) -> None:
+    before = fingerprint(directory.parent)
+    for timeout in ("0", "0.2"):
+        with begin_edit(str(directory)):
+            result = reblock_here("set", directory, "20", "--lock-timeout", timeout)
+        assert result.returncode == 1
+        assert f"is being edited by process {os.getpid()} (" in result.stderr
+    assert fingerprint(directory.parent) == before
+    for timeout in ("-1", "nan", "inf", "1m", ""):
+        result = reblock_here("set", directory, "20", f"--lock-timeout={timeout}")
+        assert (result.returncode, result.stdout) == (2, "")
 
 
 @pytest.mark.parametrize("options", ["", "--json"])

@@ -1,4 +1,4 @@
-"""Edits that the system refuses: full and read-only disks, mount points, foreign directories."""
+"""Edits in unusual places: full and read-only disks, mount points, foreign directories."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ make_artifact(place / "original", num_blocks=16)
 artifact.mkdir()
 mount("--bind", place / "original", artifact)
 in_place = edit(artifact)
+in_place["names"] = sorted(os.listdir(artifact))
 copied = edit(artifact, "--output-dir", place / "out")
 copied["count"] = reblock("get", place / "out").stdout
 print(json.dumps([in_place, copied]))
@@ -106,12 +107,13 @@ def test_a_read_only_file_system_leaves_the_artifact_and_lets_it_be_read(tmp_pat
         assert outcome["count"] == "16\n"
 
 
-def test_a_mount_point_is_not_edited_in_place_but_can_be_copied(tmp_path: Path) -> None:
+def test_a_mount_point_is_edited_in_place_and_can_be_copied(tmp_path: Path) -> None:
     in_place, copied = outcomes(MOUNT_POINT, tmp_path)
-    assert in_place["code"] == 1
-    assert in_place["is_same"]
-    assert "--output-dir" in in_place["stderr"]
-    assert in_place["count"] == "16\n"
+    assert in_place["code"] == 0, in_place["stderr"]
+    assert in_place["stderr"] == ""
+    assert in_place["count"] == "20\n"
+    assert ".reblock.json" in in_place["names"]
+    assert ".reblock-edit" not in in_place["names"]
     assert copied["code"] == 0, copied["stderr"]
     assert copied["count"] == "20\n"
 

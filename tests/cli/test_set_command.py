@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 from commands import assert_refused, optimum, optimum_here, reblock, reblock_here
 
-from artifacts import BYTES_PER_BLOCK, fingerprint, make_artifact
+from artifacts import BYTES_PER_BLOCK, fingerprint, make_artifact, record_checksums
 from reblock.artifact.count import read_num_blocks
 from reblock.artifact.reader import open_artifact
+from reblock.artifact.transaction.system import clone
 from reblock.sizing import smallest_budget
 
 if TYPE_CHECKING:
@@ -265,3 +267,47 @@ def test_set_of_an_eager_artifact_exits_with_4_and_changes_nothing(tmp_path: Pat
     before = fingerprint(directory)
     assert_refused(reblock_here("set", directory, "8"), 4, "can be resized")
     assert fingerprint(directory) == before
+
+
+def test_set_previous_goes_back_and_forth(directory: Path, tmp_path: Path) -> None:
+    result = reblock_here("set", directory, "--previous")
+    assert_refused(result, 2, "was never changed")
+    assert reblock_here("set", directory, "20").returncode == 0
+    for before, after in ((20, 16), (16, 20)):
+        result = reblock_here("set", directory, "--previous")
+        assert result.returncode == 0
+        assert f"{before} -> {after}" in result.stdout
+    copy = tmp_path / "copy"
+    assert reblock_here("set", directory, "--previous", "--output-dir", copy).returncode == 0
+    assert reblock_here("get", copy).stdout == "16\n"
+    assert reblock_here("get", directory).stdout == "20\n"
+    for other in (["24"], ["--memory-budget", "80%"]):
+        assert reblock_here("set", directory, "--previous", *other).returncode == 2
+    report = json.loads(reblock_here("inspect", directory, "--json").stdout)
+    assert report["previous_kvcache_num_blocks"] == 16
+    assert "before the last change" in reblock_here("inspect", directory).stdout
+
+
+def test_set_copy_shares_nothing_and_needs_an_output_directory(
+    directory: Path, tmp_path: Path
+) -> None:
+    os.truncate(directory / "weights.safetensors", 16 * 2**20 + 1)
+    record_checksums(directory)
+    assert_refused(reblock_here("set", directory, "20", "--copy"), 2, "--copy needs --output-dir")
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    assert reblock_here("set", directory, "20", "--output-dir", shared).returncode == 0
+    result = reblock_here("set", directory, "20", "--output-dir", own, "--copy")
+    assert result.returncode == 0
+    assert "copying weights.safetensors: done in" in result.stderr
+    weights = directory / "weights.safetensors"
+    assert weights.stat().st_nlink == (1 if has_clones(tmp_path) else 2)
+    assert (own / "weights.safetensors").stat().st_nlink == 1
+    assert (own / "weights.safetensors").read_bytes() == weights.read_bytes()
+
+
+def has_clones(place: Path) -> bool:
+    """Whether files of this file system can share their blocks."""
+    with open(place / "a", "wb") as first, open(place / "b", "wb") as second:
+        first.write(b"content")
+        first.flush()
+        return clone(first.fileno(), second.fileno())

@@ -5,6 +5,7 @@ None of these directories has weights: a refusal that came after reading them wo
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -152,3 +153,17 @@ def test_a_block_count_for_a_model_of_windows_alone_is_refused(tmp_path: Path) -
 def test_a_longer_sequence_than_the_model_knows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="256 positions"):
         compile_config(_llama(), tmp_path, max_seq_len=512)
+
+
+def test_a_model_that_brings_code_of_its_own_is_refused_and_its_code_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": auto_map}))
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    # What somebody would answer who is asked.
+    monkeypatch.setattr("builtins.input", lambda _text: "y")
+    output = str(tmp_path.parent / "never-written")
+    with pytest.raises(UnsupportedModel, match="custom code"):
+        compile_model(str(tmp_path), output, CompileOptions(), SilentProgress())
+    assert not (tmp_path / "ran").exists()

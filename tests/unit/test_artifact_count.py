@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from io import BytesIO
+from io import FileIO
 from typing import TYPE_CHECKING
 
 import pytest
 
 from artifacts import make_artifact, read_config, write_config
 from reblock import config as full_config
+from reblock import info
 from reblock.artifact import count
 from reblock.artifact.count import read_num_blocks
 from reblock.errors import BadArtifact, CorruptArtifact, NotAnArtifact, UnknownFormat
@@ -116,7 +117,7 @@ def test_read_num_blocks_of_a_file_that_may_not_be_opened_says_why(
 ) -> None:
     directory = make_artifact(tmp_path / "a")
 
-    def refuse(path: str, mode: str) -> BinaryIO:
+    def refuse(path: str, mode: str, **keywords: object) -> BinaryIO:
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr("builtins.open", refuse)
@@ -127,18 +128,18 @@ def test_read_num_blocks_of_a_file_that_may_not_be_opened_says_why(
 def test_read_num_blocks_of_a_file_on_a_failing_disk_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class FailingFile(BytesIO):
+    class FailingFile(FileIO):
         def read(self, size: int | None = -1, /) -> bytes:
             raise OSError(5, "Input/output error")
 
     directory = make_artifact(tmp_path / "a")
-    monkeypatch.setattr("builtins.open", lambda path, mode: FailingFile())
+    monkeypatch.setattr("builtins.open", lambda path, mode, **keywords: FailingFile(path))
     with pytest.raises(CorruptArtifact, match="cannot be read: Input/output error"):
         read_num_blocks(str(directory))
 
 
 def test_the_light_reader_and_the_full_one_know_the_same_format() -> None:
-    assert count.FORMAT_VERSION == full_config.FORMAT_VERSION
+    assert count.FORMAT_VERSION == info.FORMAT_VERSION
 
 
 def test_the_light_reader_agrees_with_the_full_one(tmp_path: Path) -> None:

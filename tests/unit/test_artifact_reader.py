@@ -146,11 +146,11 @@ def test_open_artifact_reads_again_where_the_directory_was_replaced(
     make_artifact(tmp_path / "new", num_blocks=20)
     read = reader.load_programs
 
-    def replace_meanwhile(directory: str, config: Any) -> Any:
+    def replace_meanwhile(directory: str, config: Any, changed_in: None) -> Any:
         if config.kvcache_num_blocks == 16:
             os.rename(directory, tmp_path / "old")
             os.rename(tmp_path / "new", directory)
-        return read(directory, config)
+        return read(directory, config, changed_in)
 
     monkeypatch.setattr(reader, "load_programs", replace_meanwhile)
     artifact = open_artifact(str(directory))
@@ -163,14 +163,59 @@ def test_open_artifact_that_never_comes_to_rest_is_refused(
 ) -> None:
     directory = make_artifact(tmp_path / "a")
     opened: list[Artifact] = []
-    real_open = reader._open
+    read = reader.read_artifact
 
-    def touch_meanwhile(path: str) -> Artifact:
-        (directory / f"new{len(opened)}").touch()
-        opened.append(real_open(path))
+    def change_meanwhile(path: str) -> Artifact:
+        os.utime(directory / "rbln_config.json", ns=(len(opened), len(opened)))
+        opened.append(read(path))
         return opened[-1]
 
-    monkeypatch.setattr(reader, "_open", touch_meanwhile)
+    monkeypatch.setattr(reader, "read_artifact", change_meanwhile)
+    monkeypatch.setattr(reader, "_PATIENCE_S", 0.05)
     with pytest.raises(CorruptArtifact, match="being changed"):
         open_artifact(str(directory))
-    assert len(opened) == 5
+    assert len(opened) > 1
+
+
+def test_open_artifact_reads_again_where_an_edit_is_being_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make_artifact(tmp_path / "a", num_blocks=16)
+    committed = directory / ".reblock-edit" / "committed"
+    committed.mkdir(parents=True)
+    other = make_artifact(tmp_path / "b", num_blocks=20)
+    for name in ("rbln_config.json", *(f"{program}.rbln" for program in PROGRAMS)):
+        (other / name).rename(committed / name)
+    monkeypatch.setattr(reader, "clean_up_if_possible", lambda directory: None)
+    read = reader.load_programs
+
+    def move_meanwhile(directory: str, config: Any, changed_in: None) -> Any:
+        for name in os.listdir(committed):
+            os.rename(committed / name, os.path.join(directory, name))
+        return read(directory, config, changed_in)
+
+    def move_after_it_was_found(path: str) -> Any:
+        if os.path.exists(path) and os.path.dirname(path) == str(committed):
+            os.rename(path, directory / os.path.basename(path))
+        return read_program(path)
+
+    read_program = reader.read_program
+    with monkeypatch.context() as patch:
+        patch.setattr(reader, "load_programs", move_meanwhile)
+        assert open_artifact(str(directory)).config.kvcache_num_blocks == 20
+    for name in ("rbln_config.json", "prefill.rbln"):
+        (directory / name).rename(committed / name)
+    monkeypatch.setattr(reader, "read_program", move_after_it_was_found)
+    assert open_artifact(str(directory)).config.kvcache_num_blocks == 20
+
+
+def test_programs_that_report_more_sizes_than_are_kept_in_memory_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make_artifact(tmp_path / "a")
+    # Three programs of four caches and two other terms.
+    monkeypatch.setattr("reblock.artifact.reader._MAX_SIZES", 18)
+    assert len(open_artifact(str(directory)).programs) == 3
+    monkeypatch.setattr("reblock.artifact.reader._MAX_SIZES", 17)
+    with pytest.raises(CorruptArtifact, match="report more than 17 sizes together"):
+        open_artifact(str(directory))

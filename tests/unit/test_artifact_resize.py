@@ -23,6 +23,7 @@ from artifacts import (
     read_description,
 )
 from reblock.artifact.count import read_num_blocks
+from reblock.artifact.previous import read_previous
 from reblock.artifact.program import write_resized
 from reblock.artifact.reader import open_artifact
 from reblock.artifact.resize import apply_resize, plan_resize
@@ -31,11 +32,14 @@ from reblock.errors import (
     BelowMinimum,
     BudgetAboveDevice,
     BudgetTooSmall,
+    CorruptArtifact,
     DestinationExists,
     EditFailed,
     InvalidBlockCount,
     InvalidDestination,
+    NoPreviousCount,
     NotResizable,
+    UnknownFormat,
 )
 from reblock.sizing import smallest_budget
 
@@ -64,8 +68,9 @@ def test_resize_in_place_writes_every_program_and_the_config(directory: Path) ->
         description = read_description(directory / f"{name}.rbln")
         assert description["kvcache_num_blocks"] == 20
         assert description["dram"]["past_key_values_3"] == [[20 * BYTES_PER_BLOCK]]
-    changed = {name for name, state in fingerprint(directory).items() if state != before[name]}
-    assert changed == {"rbln_config.json", *(f"{name}.rbln" for name in PROGRAMS)}
+    changed = {name for name, state in fingerprint(directory).items() if state != before.get(name)}
+    names = {"rbln_config.json", ".reblock.json", *(f"{name}.rbln" for name in PROGRAMS)}
+    assert changed == names
 
 
 def test_resize_leaves_nothing_beside_the_artifact(directory: Path) -> None:
@@ -210,10 +215,10 @@ def test_apply_resize_to_an_output_directory_leaves_the_source(
     directory: Path, tmp_path: Path
 ) -> None:
     before = fingerprint(directory)
-    for name, num_blocks in (("same", 16), ("deep/other", 20)):
+    for name, num_blocks, new in (("same", 16, set()), ("deep/other", 20, {".reblock.json"})):
         resize(directory, num_blocks, tmp_path / name)
         assert open_artifact(str(tmp_path / name)).config.kvcache_num_blocks == num_blocks
-        assert sorted(fingerprint(tmp_path / name)) == sorted(before)
+        assert set(fingerprint(tmp_path / name)) == {*before, *new}
     assert fingerprint(directory) == before
 
 
@@ -344,3 +349,37 @@ def test_a_stage_that_reads_back_wrong_is_not_put_in_place(
     with pytest.raises(EditFailed, match="does not read back"):
         resize(directory, 20)
     assert fingerprint(tmp_path) == before
+
+
+def test_a_change_is_remembered_and_the_next_one_takes_its_place(
+    directory: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(NoPreviousCount, match="never changed"):
+        read_previous(str(directory))
+    for num_blocks, previous in ((16, None), (20, 16), (20, 16), (24, 20), (20, 24)):
+        resize(directory, num_blocks)
+        if previous is not None:
+            assert read_previous(str(directory)) == previous
+    resize(directory, 30, tmp_path / "copy")
+    assert read_previous(str(tmp_path / "copy")) == 20
+    assert read_previous(str(directory)) == 24
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", CorruptArtifact),
+        ("{}", CorruptArtifact),
+        ('{"format_version": 1, "previous_kvcache_num_blocks": 0}', CorruptArtifact),
+        ('{"format_version": 2, "previous_kvcache_num_blocks": 16}', UnknownFormat),
+        ('{"format_version": 1, "previous_kvcache_num_blocks": 16, "more": 1}', UnknownFormat),
+    ],
+)
+def test_a_damaged_memory_of_a_change_is_refused_and_does_not_keep_from_another(
+    directory: Path, text: str, error: type[Exception]
+) -> None:
+    (directory / ".reblock.json").write_text(text)
+    with pytest.raises(error):
+        read_previous(str(directory))
+    resize(directory, 20)
+    assert read_previous(str(directory)) == 16

@@ -13,9 +13,12 @@ from reference_plans import (
     read_config_bytes,
 )
 
-from reblock.config import CacheMeta, RBLNConfig, ReblockInfo, parse_config
+from reblock.config import CacheMeta, RBLNConfig, parse_config
 from reblock.errors import ArtifactMismatch, CorruptArtifact, InvalidBlockCount, UnknownFormat
+from reblock.info import ReblockInfo, WeightsFile
 from reblock.sizing import BlockBounds
+
+DIGEST = "0123456789abcdef" * 4
 
 
 def make_raw(**changes: object) -> dict[str, Any]:
@@ -64,9 +67,14 @@ def make_info(**changes: object) -> dict[str, object]:
         "isa": "x86_64-avx2",
         "model_type": "llama",
         "architecture": "LlamaForCausalLM",
-        "weights": ["weights.safetensors"],
+        "weights": {"weights.safetensors": make_weights()},
+        "programs": {"prefill": {"sha256": DIGEST}, "decoder_batch_4": {"sha256": DIGEST[::-1]}},
     }
     return {**info, **changes}
+
+
+def make_weights(**changes: object) -> dict[str, object]:
+    return {"bytes": 538_060_288, "sha256": DIGEST, **changes}
 
 
 def parse(raw: dict[str, Any]) -> RBLNConfig:
@@ -88,7 +96,8 @@ def test_config_of_our_own_is_read_in_full() -> None:
         isa="x86_64-avx2",
         model_type="llama",
         architecture="LlamaForCausalLM",
-        weights=("weights.safetensors",),
+        weights={"weights.safetensors": WeightsFile(num_bytes=538_060_288, sha256=DIGEST)},
+        programs={"prefill": DIGEST, "decoder_batch_4": DIGEST[::-1]},
     )
     assert [program.name for program in config.programs] == ["prefill", "decoder_batch_4"]
     assert (config.npu, config.num_devices) == ("cpu", 1)
@@ -167,6 +176,14 @@ def test_unknown_keys_of_optimum_rbln_are_kept() -> None:
             make_raw(_compile_cfgs=[{"compiled_model_name": "a", "npu": "cpu", "surprise": 1}]),
             r"_compile_cfgs\[0\]\.surprise",
         ),
+        (
+            make_raw(reblock=make_info(weights={"w": make_weights(surprise=1)})),
+            r"reblock\.weights\.w\.surprise",
+        ),
+        (
+            make_raw(reblock=make_info(programs={"p": {"sha256": DIGEST, "surprise": 1}})),
+            r"reblock\.programs\.p\.surprise",
+        ),
     ],
 )
 def test_unknown_keys_of_our_own_format_are_refused(raw: dict[str, Any], key: str) -> None:
@@ -208,7 +225,6 @@ def test_missing_key_of_reblock_is_refused_by_name(key: str) -> None:
         ({"decoder_batch_sizes": [8, 4]}, "decoder_batch_sizes goes above batch_size, 4"),
         ({"_compile_cfgs": []}, "_compile_cfgs names no compiled program"),
         ({"reblock": None}, "reblock must be an object"),
-        ({"reblock": make_info(weights=["../weights"])}, "reblock.weights has '../weights'"),
         ({"cache_metas": [make_cache("a"), make_cache("a")]}, "cache_metas has 'a' twice"),
         ({"cache_metas": [make_cache("a", shape=[])]}, r"cache_metas\[0\]\.shape is empty"),
         ({"cache_metas": [make_cache("a", shape=[1, 0])]}, r"cache_metas\[0\]\.shape must be"),
@@ -251,7 +267,6 @@ def test_value_that_makes_no_sense_is_refused_by_name(
             {"cache_metas": [make_cache("a", shape=[32, 2, 32, 16])]},
             "shape has blocks of 32 tokens, but kvcache_block_size is 64",
         ),
-        ({"reblock": make_info(weights=[])}, "reblock.weights names no file"),
         ({"reblock": make_info(architecture="\x1b[31mLlama")}, "architecture must be printable"),
         (
             {"_compile_cfgs": [{"compiled_model_name": "a", "npu": "cpu", "num_devices": 2}]},
@@ -264,6 +279,61 @@ def test_keys_of_our_own_format_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(CorruptArtifact, match=fault):
         parse(make_raw(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"weights": {}}, "reblock.weights names no file"),
+        ({"weights": ["weights.safetensors"]}, "reblock.weights must be an object"),
+        ({"weights": {"w": DIGEST}}, r"reblock\.weights\.w must be an object"),
+        (
+            {"weights": {"../w": make_weights()}},
+            r"weights has '\.\./w', which is no",
+        ),
+        ({"weights": {"w": make_weights(bytes=0)}}, r"weights\.w\.bytes must be from 1"),
+        ({"weights": {"w": make_weights(bytes=2**63)}}, r"weights\.w\.bytes must be from 1"),
+        ({"weights": {"w": make_weights(bytes="1")}}, r"weights\.w\.bytes must be a whole number"),
+        ({"weights": {"w": make_weights(sha256=DIGEST[1:])}}, r"weights\.w\.sha256 must be 64"),
+        ({"weights": {"w": make_weights(sha256=DIGEST + "0")}}, r"weights\.w\.sha256 must be 64"),
+        ({"weights": {"w": make_weights(sha256=DIGEST.upper())}}, r"weights\.w\.sha256 must be 64"),
+        ({"weights": {"w": make_weights(sha256=1)}}, r"weights\.w\.sha256 must be text"),
+        ({"weights": {"w": {"bytes": 1}}}, r"weights\.w\.sha256 is missing"),
+        ({"weights": {"w": {"sha256": DIGEST}}}, r"weights\.w\.bytes is missing"),
+        ({"programs": {"prefill": DIGEST}}, r"reblock\.programs\.prefill must be an object"),
+        ({"programs": {"prefill": {}}}, r"reblock\.programs\.prefill\.sha256 is missing"),
+        (
+            {"programs": {"a/b": {"sha256": DIGEST}}},
+            "programs has 'a/b', which is no",
+        ),
+        ({"programs": {"prefill": {"sha256": DIGEST}}}, "reblock.programs lacks 'decoder_batch_4'"),
+        (
+            {
+                "programs": {
+                    name: {"sha256": DIGEST} for name in ("prefill", "decoder_batch_4", "other")
+                }
+            },
+            "reblock.programs has 'other', which _compile_cfgs does not name",
+        ),
+    ],
+)
+def test_checksums_that_make_no_sense_are_refused_by_name(
+    changes: dict[str, object], fault: str
+) -> None:
+    with pytest.raises(CorruptArtifact, match=fault):
+        parse(make_raw(reblock=make_info(**changes)))
+
+
+def test_weights_may_be_larger_than_31_bits_can_say() -> None:
+    weights = {"a": make_weights(bytes=2**40), "b.safetensors": make_weights(bytes=1)}
+    text = json.dumps(make_raw(reblock=make_info(weights=weights)), indent=2)
+    config = parse_config(text, path="/a")
+    assert config.reblock is not None
+    assert {name: file.num_bytes for name, file in config.reblock.weights.items()} == {
+        "a": 2**40,
+        "b.safetensors": 1,
+    }
+    assert config.to_json() == text
 
 
 def test_shapes_that_our_compiler_never_writes_are_accepted_of_optimum_rbln() -> None:

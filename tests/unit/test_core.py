@@ -15,6 +15,7 @@ CORE = [
     "config",
     "devices",
     "errors",
+    "info",
     "json_fields",
     "memory",
     "options",

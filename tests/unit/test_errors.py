@@ -14,6 +14,7 @@ CLASSES = [
 
 # What any of the keyword arguments may look like.
 DATA: dict[str, object] = {
+    "holder": "process 4711",
     "available_bytes": 10,
     "budget": "10G",
     "budget_bytes": 11,

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import tracemalloc
+
 import pytest
 
 from reblock import json_fields
@@ -31,8 +34,13 @@ def test_object_is_read_from_text_and_from_bytes(text: str | bytes) -> None:
         ('{"a": 1e999}', "1e999 is too large a number"),
         ('{"a": [-1e999]}', "-1e999 is too large a number"),
         ('{"\\u001b[31m": 1}', r"the key '\\x1b\[31m' is not printable"),
-        ('{"a": ' + "9" * 5000 + "}", "is no valid JSON"),
+        ('{"a": ' + "9" * 5000 + "}", r"9{40}\.\.\. is too large a number"),
+        ('{"a": -' + "9" * 64 + "}", "is too large a number"),
         ('{"a":' * 100_000, "nested too deep"),
+        ('{"a": ' + "[" * 32 + "]" * 32 + "}", "nested too deep, more than 32 values"),
+        ('{"a": ' + '{"a":' * 900 + "1" + "}" * 901, "nested too deep"),
+        ('{"' + "k" * 256 + '": 1}', r"the key 'k{40}'\.\.\. is longer than 255 characters"),
+        ('{"\\ud800": 1}', r"the key '\\ud800' is not printable"),
         (b'{"a": "\xff"}', "is no valid JSON"),
         ('\N{BYTE ORDER MARK}{"a": 1}', "is no valid JSON"),
     ],
@@ -49,6 +57,51 @@ def test_text_above_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     assert parse_json_object('{"a": 1}', path="/a.json") == {"a": 1}
     with pytest.raises(CorruptArtifact, match="is larger than 8 bytes"):
         parse_json_object('{"a": 12}', path="/a.json")
+
+
+def test_text_of_more_values_than_fit_into_memory_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(json_fields, "_MAX_JSON_VALUES", 6)
+    assert parse_json_object('{"a": [[], {}]}', path="/a.json") == {"a": [[], {}]}
+    with pytest.raises(CorruptArtifact, match="it has more than 6 values"):
+        parse_json_object('{"a": [[], {}, 1]}', path="/a.json")
+
+
+def test_what_is_just_within_the_bounds_is_read() -> None:
+    deep = "[" * 31 + "]" * 31
+    text = f'{{"a": {deep}, "b": {"9" * 64}, "{"k" * 255}": -0, "c": "\\ud800"}}'
+    read = parse_json_object(text, path="/a.json")
+    assert read["b"] == int("9" * 64)
+    assert read["k" * 255] == 0
+    assert read["c"] == "\ud800"
+
+
+def test_a_description_that_names_many_weights_is_read() -> None:
+    names = [f"model.layers.{i // 512}.mlp.experts.{i % 512}.gate.weight" for i in range(50_000)]
+    text = json.dumps({"graph": {"weights": names}}, indent=1)
+    read = parse_json_object(text, path="/a.json")
+    assert read == {"graph": {"weights": names}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": [' + "[]," * 99_000 + "0]}",
+        '{"a": [' + '{"":0},' * 66_000 + "0]}",
+        "{" + ",".join(f'"{key:x}":0' for key in range(99_000)) + "}",
+        '{"a": ["\N{GRINNING FACE}' + "a" * 3_500_000 + '",' + "[[0]]," * 66_000 + "0]}",
+    ],
+    ids=["lists", "objects", "keys", "text"],
+)
+def test_the_most_that_is_read_takes_less_than_64_mib(text: str) -> None:
+    tracemalloc.start()
+    try:
+        parse_json_object(text, path="/a.json")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 * 2**20
 
 
 def test_values_of_the_right_type_are_handed_out() -> None:
@@ -94,6 +147,8 @@ def test_values_of_the_right_type_are_handed_out() -> None:
         ("nested", [], r"k must be an object, not \[\]"),
         ("nested_list", [{}, 1], r"k\[1\] must be an object, not 1"),
         ("text", list(range(100)), r"not \[0, 1.{35}\.\.\.$"),
+        ("text", "n" * 256, r'k must be text of up to 255 characters, not "n{39}\.\.\.$'),
+        ("texts", ["n" * 256], "k must be text of up to 255 characters"),
     ],
 )
 def test_value_of_another_type_is_refused_by_name(method: str, value: object, fault: str) -> None:

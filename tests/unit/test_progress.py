@@ -47,3 +47,36 @@ def test_silent_progress_shows_nothing(capsys: pytest.CaptureFixture[str]) -> No
     with progress.stage("compiling"):
         progress.note("note")
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_stage_of_bytes_in_a_log_is_two_lines_whatever_it_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    progress: Progress = TerminalProgress()
+    with progress.bytes_stage("copying weights", 100) as advance:
+        assert capsys.readouterr().err == "copying weights ...\n"
+        advance(60)
+        advance(40)
+    assert re.fullmatch(r"copying weights: done in 0\.\d s\n", capsys.readouterr().err)
+
+
+def test_a_stage_of_bytes_on_a_terminal_shows_how_many_are_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    with TerminalProgress().bytes_stage("copying [weights]", 2048) as advance:
+        advance(1024)
+        advance(1024)
+    text = capsys.readouterr().err
+    assert "copying [weights]" in text.split("done in")[0]
+    assert "2.0/2.0 KiB" in text
+    assert re.search(r"copying \[weights\]: done in 0\.\d s\n$", text)
+
+
+def test_silent_progress_takes_any_number_of_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    progress: Progress = SilentProgress()
+    with progress.bytes_stage("copying", 10) as advance:
+        advance(20)
+    assert capsys.readouterr() == ("", "")

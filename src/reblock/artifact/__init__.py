@@ -2,12 +2,15 @@
 
 This package is the only place that writes artifacts. It imports the standard library only.
 
-    count       the block count, read from the JSON alone: all that `reblock get` needs
-    program     one `.rbln` file of the torch backend
-    reader      a whole artifact, opened and checked
-    resize      another block count: planned, then applied
-    lock        one edit of an artifact at a time
-    stage       a directory built beside its target and put in its place in one step
-    undisturbed steps that Ctrl-C must not stop halfway
-    files       reading regular, bounded files
+    count        the block count, read from the JSON alone: all that `reblock get` needs
+    location     where the files of an artifact are, also while an edit is being finished
+    files        reading regular, bounded files
+    zip_check    the outline of a zip archive, checked before anything of it is believed
+    program      one `.rbln` file of the torch backend
+    reader       a whole artifact, opened and checked
+    checksum     digests of programs and weights
+    verify       everything that can be checked, one check at a time
+    resize       another block count: planned, then applied
+    previous     the block count before the last change
+    transaction  every write: locked, built out of sight, put in place in one step
 """

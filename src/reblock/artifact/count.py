@@ -4,47 +4,19 @@ This is all that `reblock get` runs, so it imports next to nothing. Opening an a
 (`reader.open_artifact`) checks far more.
 """
 
-import os
-
 from reblock.artifact.files import read_file
-from reblock.errors import NotAnArtifact, UnknownFormat
+from reblock.artifact.location import config_path, has_left_overs
+from reblock.errors import CorruptArtifact, UnknownFormat
 from reblock.json_fields import JsonFields, parse_json_object
 
-CONFIG_NAME = "rbln_config.json"
 FORMAT_VERSION = 1
-
-
-def config_path(directory: str) -> str:
-    """Return the path of the `rbln_config.json` of the artifact in `directory`.
-
-    Raises:
-        NotAnArtifact: no directory is there, or it has no such file.
-        PermissionError: the system does not let one see which.
-    """
-    if not os.path.isdir(directory):
-        _check_access(directory)
-        reason = "is not a directory" if os.path.lexists(directory) else "does not exist"
-        raise NotAnArtifact(f"{reason}; give the directory of a compiled artifact", path=directory)
-    path = os.path.join(directory, CONFIG_NAME)
-    if not os.path.exists(path):
-        _check_access(path)
-        raise NotAnArtifact(f"holds no {CONFIG_NAME}, so it is not an artifact", path=directory)
-    return path
-
-
-def _check_access(path: str) -> None:
-    try:
-        os.stat(path)
-    except PermissionError:
-        raise
-    except (OSError, ValueError):
-        return
 
 
 def read_num_blocks(directory: str) -> int:
     """Return how many KV-cache blocks the artifact in `directory` says that it holds.
 
-    Works for the artifacts of every backend.
+    Works for the artifacts of every backend. What an edit left that was cut off is cleaned up,
+    where that is possible.
 
     Raises:
         NotAnArtifact: `directory` is no directory or has no `rbln_config.json`.
@@ -52,8 +24,18 @@ def read_num_blocks(directory: str) -> int:
         CorruptArtifact: The JSON is cut off or invalid, or the count is missing or no count.
         UnknownFormat: A newer version of reblock wrote it.
     """
+    if has_left_overs(directory):
+        from reblock.artifact.transaction.clean_up import clean_up_if_possible
+
+        clean_up_if_possible(directory)
     path = config_path(directory)
-    fields = JsonFields(parse_json_object(read_file(path), path=path), path=path)
+    try:
+        text = read_file(path)
+    except CorruptArtifact:
+        # An edit may have moved it in between.
+        path = config_path(directory)
+        text = read_file(path)
+    fields = JsonFields(parse_json_object(text, path=path), path=path)
     if "reblock" in fields.values:
         check_format_version(fields.nested("reblock"))
     return fields.integer("kvcache_num_blocks")

@@ -20,14 +20,22 @@ def open_regular(path: str) -> BinaryIO:
         CorruptArtifact: it is missing, something else, or cannot be opened.
     """
     try:
-        # Asked before opening, because opening a pipe would wait for somebody to write to it.
+        # Asked before opening, because a device may do something when it is opened.
         if stat.S_ISREG(os.stat(path).st_mode):
-            return open(path, "rb")
+            file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115  the caller closes it
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return file
+            file.close()
     except FileNotFoundError as error:
         raise CorruptArtifact("is missing", path=path) from error
     except OSError as error:
         raise CorruptArtifact(f"cannot be read: {error.strerror}", path=path) from error
     raise CorruptArtifact("is not a regular file", path=path)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # By now the file may be a pipe, and opening one waits for somebody to write to it.
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_file(path: str, max_bytes: int = MAX_JSON_BYTES) -> bytes:
@@ -38,9 +46,12 @@ def read_file(path: str, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """
     with open_regular(path) as file:
         try:
+            # What the system says of the size is not believed: files in /proc are of no size.
             data = file.read(max_bytes + 1)
         except OSError as error:
             raise CorruptArtifact(f"cannot be read: {error.strerror}", path=path) from error
+    if data is None:  # as of a file in /proc that has something to say only later
+        raise CorruptArtifact("cannot be read at once", path=path)
     if len(data) > max_bytes:
         raise CorruptArtifact(f"is larger than {max_bytes:,} bytes", path=path)
     return data

@@ -19,7 +19,6 @@ block count is another JSON entry, and every other entry is copied without being
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import struct
 import zipfile
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from reblock.artifact.count import check_format_version
 from reblock.artifact.files import open_regular
+from reblock.artifact.zip_check import check_end, check_entries
 from reblock.errors import CorruptArtifact
 from reblock.json_fields import MAX_JSON_BYTES, JsonFields, parse_json_object
 from reblock.memory import ProgramMemory
@@ -38,24 +38,46 @@ if TYPE_CHECKING:
 
     from reblock.memory import Grid
 
-__all__ = ["ENTRY_NAME", "ProgramFile", "read_program", "write_resized"]
+__all__ = [
+    "ENTRY_NAME",
+    "ProgramFile",
+    "damage_reported",
+    "is_description",
+    "open_archive",
+    "read_description",
+    "read_program",
+    "write_resized",
+]
 
 ENTRY_NAME = "reblock.json"
 _KEYS = ("format_version", "name", "kvcache_num_blocks", "alloc", "dram", "graph")
-_MAX_ENTRIES = 100_000
 # 8 EiB: no memory plan is near, and sums of many such numbers are still quick to compute.
 _MAX_BYTES = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramFile:
-    """One compiled program as its file describes it; `graph` is the backend's own part."""
+    """What the file of one compiled program says about itself."""
 
     name: str
     path: str
     kvcache_num_blocks: int
     memory: ProgramMemory
-    graph: Mapping[str, object]
+
+    @property
+    def num_sizes(self) -> int:
+        """How many sizes it reports, of caches and of all else, on all chiplets."""
+        grids = (*self.memory.alloc.values(), *self.memory.caches.values())
+        return sum(len(node) for grid in grids for node in grid)
+
+    @property
+    def graph(self) -> Mapping[str, object]:
+        """The backend's own part, read from the file again: it can be large, and few ask for it.
+
+        Raises:
+            CorruptArtifact: it is not as it must be.
+        """
+        return _read(self.path).nested("graph").values
 
 
 def read_program(path: str) -> ProgramFile:
@@ -65,9 +87,13 @@ def read_program(path: str) -> ProgramFile:
         CorruptArtifact: it is missing, cut off, no zip archive, or its entry is not as it must be.
         UnknownFormat: a newer version of reblock wrote it.
     """
+    return _parse(_read(path))
+
+
+def _read(path: str) -> JsonFields:
     try:
-        with _damage_reported(path), _open_archive(path) as archive:
-            return _parse(_read_entry(archive, path))
+        with damage_reported(path), open_archive(path) as archive:
+            return read_description(archive, path)
     except OSError as error:
         raise CorruptArtifact(f"cannot be read: {error.strerror}", path=path) from error
 
@@ -88,15 +114,15 @@ def write_resized(
         OSError: the destination cannot be written.
     """
     with (
-        _damage_reported(source),
-        _open_archive(source) as archive,
+        damage_reported(source),
+        open_archive(source) as archive,
         zipfile.ZipFile(destination, "x") as out,
     ):
-        description = _read_entry(archive, source).values
+        description = read_description(archive, source).values
         description |= {"kvcache_num_blocks": num_blocks, "dram": dram}
         for info in archive.infolist():
             copied = _stored_like(info)
-            if _is_entry(info):
+            if is_description(info):
                 out.writestr(copied, json.dumps(description, allow_nan=False))
                 continue
             with archive.open(info) as reader, out.open(copied, "w") as writer:
@@ -112,7 +138,7 @@ def _stored_like(info: zipfile.ZipInfo) -> zipfile.ZipInfo:
 
 
 @contextmanager
-def _damage_reported(path: str) -> Iterator[None]:
+def damage_reported(path: str) -> Iterator[None]:
     """Turn what zipfile raises for damaged archives into CorruptArtifact."""
     try:
         yield
@@ -128,29 +154,23 @@ def _damage_reported(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def _open_archive(path: str) -> Iterator[zipfile.ZipFile]:
-    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-        entries = archive.infolist()
-        if len(entries) > _MAX_ENTRIES or len(entries) != len(set(archive.namelist())):
-            raise CorruptArtifact("has too many entries, or one name twice", path=path)
-        if any(e.compress_type != zipfile.ZIP_STORED or e.flag_bits & 1 for e in entries):
-            raise CorruptArtifact("has a compressed or encrypted entry", path=path)
-        size = os.fstat(file.fileno()).st_size
-        # An archive that lost its beginning has entries before it.
-        if not all(0 <= entry.header_offset < size for entry in entries):
-            raise CorruptArtifact("is damaged or cut off at its beginning", path=path)
-        # Entries that overlap would let a small file write a huge one.
-        if sum(max(e.file_size, e.compress_size) for e in entries) > size:
-            raise CorruptArtifact("claims to hold more than the file does", path=path)
-        yield archive
+def open_archive(path: str) -> Iterator[zipfile.ZipFile]:
+    """Give the archive at `path`, with everything checked but the content of its entries."""
+    with open_regular(path) as file:
+        check_end(file, path)
+        with zipfile.ZipFile(file) as archive:
+            check_entries(archive, file, path)
+            yield archive
 
 
-def _is_entry(info: zipfile.ZipInfo) -> bool:
+def is_description(info: zipfile.ZipInfo) -> bool:
+    """Return whether an entry is the JSON that describes the program."""
     return info.filename == ENTRY_NAME or info.filename.endswith(f"/extra/{ENTRY_NAME}")
 
 
-def _read_entry(archive: zipfile.ZipFile, path: str) -> JsonFields:
-    entries = [info for info in archive.infolist() if _is_entry(info)]
+def read_description(archive: zipfile.ZipFile, path: str) -> JsonFields:
+    """Return the JSON that describes the program, its format known but its values unchecked."""
+    entries = [info for info in archive.infolist() if is_description(info)]
     if len(entries) != 1:
         raise CorruptArtifact(f"must hold one {ENTRY_NAME}, but holds {len(entries)}", path=path)
     if entries[0].file_size > MAX_JSON_BYTES:
@@ -163,16 +183,15 @@ def _read_entry(archive: zipfile.ZipFile, path: str) -> JsonFields:
 
 
 def _parse(fields: JsonFields) -> ProgramFile:
-    path = fields.path
     memory = ProgramMemory(
         name=fields.text("name"), alloc=_grids(fields, "alloc"), caches=_grids(fields, "dram")
     )
+    fields.nested("graph")
     return ProgramFile(
         name=memory.name,
-        path=path,
+        path=fields.path,
         kvcache_num_blocks=fields.integer("kvcache_num_blocks"),
         memory=memory,
-        graph=fields.nested("graph").values,
     )
 
 

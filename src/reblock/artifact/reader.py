@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reblock.artifact.count import config_path
 from reblock.artifact.files import read_file
+from reblock.artifact.location import CONFIG_NAME, committed_directory, config_path, locate
 from reblock.artifact.program import read_program
+from reblock.artifact.transaction.clean_up import clean_up_if_possible
 from reblock.config import parse_config
 from reblock.devices import get_device
 from reblock.errors import (
@@ -26,9 +29,12 @@ if TYPE_CHECKING:
     from reblock.devices import Device
     from reblock.sizing import BlockBounds
 
-__all__ = ["Artifact", "load_programs", "open_artifact", "program_path"]
+__all__ = ["Artifact", "load_programs", "open_artifact", "program_path", "read_artifact"]
 
-_MAX_ATTEMPTS = 5
+# Of caches and other terms in all programs; each takes up to 600 bytes. 100 layers have 201.
+_MAX_SIZES = 2**15
+# How long to go on reading an artifact that is changed each time before it is read to its end.
+_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,49 +81,70 @@ class Artifact:
 
 
 def program_path(directory: str, name: str) -> str:
-    """Return the path of the program `name` of the artifact in `directory`."""
+    """Return where the program `name` of an artifact is written in `directory`."""
     return os.path.join(directory, f"{name}.rbln")
 
 
 def open_artifact(directory: str) -> Artifact:
     """Return the artifact in `directory`, after checking that its files agree.
 
-    An edit replaces the whole directory. Where that happens while it is being read, it is read
-    again, so that what is returned is the old artifact or the new one and never a mix.
+    What an edit left that was cut off is cleaned up, where that is possible. An edit changes all
+    files in one step. Where that happens while they are being read, they are read again, so that
+    what is returned is the old artifact or the new one and never a mix.
 
     Raises:
         BadArtifact: It is none, it is damaged, its files contradict each other, or a newer
             reblock wrote it. The subclass says which.
         MissingDependency: The package that reads its programs is not installed.
     """
-    for _ in range(_MAX_ATTEMPTS):
-        before = _identity(directory)
+    clean_up_if_possible(directory)
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        before = _generation(directory)
         try:
-            artifact = _open(directory)
+            artifact = read_artifact(directory)
         except BadArtifact:
-            if _identity(directory) == before:
+            if _generation(directory) == before:
                 raise
         else:
-            if _identity(directory) == before:
+            if _generation(directory) == before:
                 return artifact
-    raise CorruptArtifact("is being changed all the time; try again later", path=directory)
+        if time.monotonic() > deadline:
+            raise CorruptArtifact("is being changed all the time; try again later", path=directory)
 
 
-def _identity(directory: str) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(directory)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_ctime_ns
+def _generation(directory: str) -> tuple[object, object]:
+    """Return what differs before and after an edit, and with each of its files that is moved."""
+    config: tuple[int, ...] | None = None
+    moving: list[str] | None = None
+    with suppress(OSError, ValueError):  # there is none
+        status = os.stat(locate(directory, CONFIG_NAME))
+        config = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+    with suppress(OSError, ValueError):  # no edit is being finished
+        moving = sorted(os.listdir(committed_directory(directory)))
+    return config, moving
 
 
-def _open(directory: str) -> Artifact:
-    path = config_path(directory)
+def read_artifact(directory: str, changed_in: str | None = None) -> Artifact:
+    """Return the artifact in `directory`, read once; where an edit meets that, it may be a mix.
+
+    Args:
+        directory: Where the artifact is.
+        changed_in: A directory whose files stand in for those of the artifact.
+
+    Raises:
+        BadArtifact: As `open_artifact`.
+        MissingDependency: As `open_artifact`.
+    """
+    path = config_path(directory, changed_in)
     config = parse_config(read_file(path), path=path)
-    return Artifact(directory=directory, config=config, programs=load_programs(directory, config))
+    programs = load_programs(directory, config, changed_in)
+    return Artifact(directory=directory, config=config, programs=programs)
 
 
-def load_programs(directory: str, config: RBLNConfig) -> tuple[ProgramFile, ...]:
+def load_programs(
+    directory: str, config: RBLNConfig, changed_in: str | None = None
+) -> tuple[ProgramFile, ...]:
     """Return the programs that `config` names, read by its backend's reader and checked.
 
     Raises:
@@ -133,16 +160,27 @@ def load_programs(directory: str, config: RBLNConfig) -> tuple[ProgramFile, ...]
             package="rebel-compiler",
             install="pip install optimum-rbln rebel-compiler",
         )
-    for name in config.reblock.weights:
-        path = os.path.join(directory, name)
-        if not os.path.isfile(path):
-            raise CorruptArtifact("the file of weights is missing", path=path)
-    programs = tuple(
-        read_program(program_path(directory, program.name)) for program in config.programs
-    )
-    for expected, program in zip(config.programs, programs, strict=True):
+    for name, weights in config.reblock.weights.items():
+        _check_weights(os.path.join(directory, name), weights.num_bytes)
+    programs: list[ProgramFile] = []
+    num_sizes = 0
+    for expected in config.programs:
+        program = read_program(locate(directory, f"{expected.name}.rbln", changed_in))
         _check_program(program, expected.name, config)
-    return programs
+        num_sizes += program.num_sizes
+        if num_sizes > _MAX_SIZES:
+            fault = f"its programs report more than {_MAX_SIZES:,} sizes together"
+            raise CorruptArtifact(fault, path=directory)
+        programs.append(program)
+    return tuple(programs)
+
+
+def _check_weights(path: str, num_bytes: int) -> None:
+    if not os.path.isfile(path):
+        raise CorruptArtifact("the file of weights is missing", path=path)
+    found = os.path.getsize(path)
+    if found != num_bytes:
+        raise CorruptArtifact(f"holds {found:,} bytes, not the {num_bytes:,} it should", path=path)
 
 
 def _check_program(program: ProgramFile, name: str, config: RBLNConfig) -> None:
@@ -157,8 +195,8 @@ def _check_program(program: ProgramFile, name: str, config: RBLNConfig) -> None:
     for term, grid in [*program.memory.alloc.items(), *program.memory.caches.items()]:
         if config.npu == "cpu" and [len(node) for node in grid] != [1]:
             raise ArtifactMismatch(
-                f"reports {term} for {len(grid)} nodes with {[len(node) for node in grid]} "
-                "chiplets, but a cpu is one node of one chiplet",
+                f"reports {term} for {len(grid)} nodes with {len(grid[0])} chiplets in the first, "
+                "but a cpu is one node of one chiplet",
                 path=program.path,
             )
     sizes = {meta.name: meta.bytes_at(num_blocks) for meta in config.cache_metas}

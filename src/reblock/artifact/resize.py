@@ -6,31 +6,38 @@ target, reads it back, and only then puts it in place.
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reblock.artifact.count import CONFIG_NAME
-from reblock.artifact.lock import edit_lock
+from reblock.artifact.checksum import check_digest, program_digest
+from reblock.artifact.location import CONFIG_NAME
+from reblock.artifact.previous import PREVIOUS_NAME, previous_text
 from reblock.artifact.program import write_resized
-from reblock.artifact.reader import open_artifact, program_path
-from reblock.artifact.stage import check_destination, keep_mode, stage_beside
+from reblock.artifact.reader import open_artifact, read_artifact
+from reblock.artifact.transaction import (
+    Sharing,
+    begin_edit,
+    check_destination,
+    copy_with,
+    replace_files,
+)
 from reblock.block_count import parse_block_count
 from reblock.budget import MemoryBudget
 from reblock.errors import BadArtifact, BelowMinimum, DoesNotFit, EditFailed, NotResizable
+from reblock.progress import SilentProgress
 from reblock.sizing import estimate, smallest_budget
 from reblock.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from reblock.artifact.lock import EditLock
+    from reblock.artifact.program import ProgramFile
     from reblock.artifact.reader import Artifact
-    from reblock.artifact.stage import Stage
+    from reblock.artifact.transaction import EditLock
     from reblock.memory import Grid, MemoryPlan
+    from reblock.progress import Progress
     from reblock.sizing import Sizing
 
 __all__ = ["ResizePlan", "apply_resize", "plan_resize"]
@@ -104,7 +111,9 @@ def apply_resize(
     output_dir: str | None = None,
     *,
     lock: EditLock | None = None,
-) -> str | None:
+    is_copied: bool = False,
+    progress: Progress | None = None,
+) -> list[str]:
     """Carry out `plan`, on the artifact itself or on a copy of it at `output_dir`.
 
     In place, a plan that changes nothing writes nothing. A copy is always made.
@@ -113,11 +122,14 @@ def apply_resize(
         artifact: The artifact that `plan` was made for.
         plan: What to do.
         output_dir: Where the copy goes; None for the artifact itself.
-        lock: What `edit_lock` gave for the directory, where the artifact was opened under it.
+        lock: What `begin_edit` gave for the directory, where the artifact was opened under it.
             Without, the directory is locked now, which waits for other edits of it.
+        is_copied: Whether a copy shares no file with the artifact. By default large files are
+            shared, as clones where the file system has them and else by hard links.
+        progress: Is told of large files that have to be copied.
 
     Returns:
-        The path of the old artifact, if the system did not let it be removed after the edit.
+        Notes on what the edit, which is done, has left over.
 
     Raises:
         InvalidDestination: `output_dir` is empty text, the artifact itself or inside it.
@@ -128,18 +140,31 @@ def apply_resize(
     if output_dir is not None:
         check_destination(output_dir, source=artifact.directory)
     elif not plan.is_change:
-        return None
-    if lock is not None:
-        return _apply(artifact, plan, output_dir, lock)
-    with _lock_opened(artifact) as lock_now:
-        return _apply(artifact, plan, output_dir, lock_now)
+        return []
+    edit = _Edit(artifact, plan)
+    progress = progress or SilentProgress()
+    with nullcontext(lock) if lock is not None else _lock_opened(artifact) as held:
+        if output_dir is None:
+            return replace_files(
+                held, names=edit.names, write=edit.write, check=edit.check, progress=progress
+            )
+        copy_with(
+            held,
+            output_dir,
+            names=edit.names,
+            write=edit.write,
+            check=edit.check,
+            sharing=Sharing.COPY if is_copied else Sharing.SHARE,
+            progress=progress,
+        )
+        return []
 
 
 @contextmanager
 def _lock_opened(artifact: Artifact) -> Iterator[EditLock]:
     """Lock the directory of an artifact and check that it still is as it was opened."""
     directory = artifact.directory
-    with edit_lock(directory) as lock:
+    with begin_edit(directory) as lock:
         if open_artifact(directory) != artifact:
             raise EditFailed(
                 f"{directory!r} was changed since it was opened, and is left as it is now; open it "
@@ -147,26 +172,6 @@ def _lock_opened(artifact: Artifact) -> Iterator[EditLock]:
                 path=directory,
             )
         yield lock
-
-
-def _apply(
-    artifact: Artifact, plan: ResizePlan, output_dir: str | None, lock: EditLock
-) -> str | None:
-    with stage_beside(output_dir or artifact.directory) as stage:
-        if output_dir is None and not os.access(stage.target, os.W_OK):
-            # As the parent directory is what an exchange writes to, the system would not object.
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), stage.target)
-        if not os.path.isdir(stage.target):
-            # What is private stays private, from the first file on.
-            mode = stat.S_IMODE(os.stat(artifact.directory).st_mode)
-            os.chmod(stage.path, mode | stat.S_IRWXU)
-        _fill(stage, artifact, plan.num_blocks_after, in_place=output_dir is None)
-        _verify(stage, artifact, plan.num_blocks_after)
-        lock.check()
-        if output_dir is None:
-            return stage.commit_replace()
-        stage.commit_new()
-        return None
 
 
 def _check_minimum(artifact: Artifact, num_blocks: int) -> None:
@@ -219,43 +224,80 @@ def _largest_node(grid: Grid) -> int:
     return max(map(sum, grid))
 
 
-def _fill(stage: Stage, artifact: Artifact, num_blocks: int, *, in_place: bool) -> None:
-    """Write the resized artifact into the stage."""
-    config = artifact.config.with_num_blocks(num_blocks)
-    plan = artifact.memory_plan()
-    sizes = {c.name: c.bytes_at(num_blocks, plan.current_blocks) for c in plan.caches}
-    written = [CONFIG_NAME, *(os.path.basename(program.path) for program in artifact.programs)]
-    stage.carry_over(artifact.directory, leave_out=written, in_place=in_place)
-    with open(os.path.join(stage.path, CONFIG_NAME), "x", encoding="utf-8", newline="\n") as file:
-        file.write(config.to_json())
-    for program in artifact.programs:
-        write_resized(
-            program.path,
-            program_path(stage.path, program.name),
-            dram={name: sizes[name] for name in program.memory.caches},
-            num_blocks=num_blocks,
-        )
-    for name in written:
-        keep_mode(os.path.join(artifact.directory, name), os.path.join(stage.path, name))
+class _Edit:
+    """What a resize writes, and the check of what was written."""
+
+    def __init__(self, artifact: Artifact, plan: ResizePlan) -> None:
+        self._artifact = artifact
+        self._plan = plan
+        self._programs = {f"{program.name}.rbln": program for program in artifact.programs}
+        self.names = [CONFIG_NAME, *self._programs]
+        if plan.is_change:
+            self.names.append(PREVIOUS_NAME)
+
+    def write(self, directory: str) -> None:
+        """Write the files that a resize changes into `directory`.
+
+        Raises:
+            CorruptArtifact: A program of the artifact is not the one that was compiled.
+        """
+        num_blocks = self._plan.num_blocks_after
+        memory = self._artifact.memory_plan()
+        sizes = {c.name: c.bytes_at(num_blocks, memory.current_blocks) for c in memory.caches}
+        for name, program in self._programs.items():
+            # A program that is another one is not to be passed on as if it were in order.
+            self._check_digest(program)
+            write_resized(
+                program.path,
+                os.path.join(directory, name),
+                dram={cache: sizes[cache] for cache in program.memory.caches},
+                num_blocks=num_blocks,
+            )
+        config = self._artifact.config.with_num_blocks(num_blocks)
+        _write_text(os.path.join(directory, CONFIG_NAME), config.to_json())
+        if self._plan.is_change:
+            text = previous_text(self._plan.num_blocks_before)
+            _write_text(os.path.join(directory, PREVIOUS_NAME), text)
+
+    def check(self, directory: str, changed_in: str | None) -> None:
+        """Read the artifact back and check that it is the same, at the new count.
+
+        Raises:
+            EditFailed: It is not.
+        """
+        num_blocks = self._plan.num_blocks_after
+        try:
+            staged = read_artifact(directory, changed_in)
+            plan, expected = staged.memory_plan(), self._artifact.memory_plan()
+            for program in staged.programs:
+                self._check_digest(program)
+        except BadArtifact as error:
+            raise EditFailed(
+                f"the resized artifact does not read back, so nothing was changed: {error}",
+                path=directory,
+            ) from error
+        if (
+            plan.current_blocks != num_blocks
+            or plan.kv_unaligned_bytes_at(num_blocks) != expected.kv_unaligned_bytes_at(num_blocks)
+            or plan.static != expected.static
+        ):
+            raise EditFailed(
+                f"the resized artifact reads back with {plan.current_blocks} blocks instead of "
+                f"{num_blocks} or with other sizes, so nothing was changed",
+                path=directory,
+            )
+
+    def _check_digest(self, program: ProgramFile) -> None:
+        """Check that a program is the one that was compiled.
+
+        Raises:
+            CorruptArtifact: It is not.
+        """
+        info = self._artifact.config.reblock
+        assert info is not None  # else no programs could have been read
+        check_digest(program_digest(program.path), info.programs[program.name], path=program.path)
 
 
-def _verify(stage: Stage, artifact: Artifact, num_blocks: int) -> None:
-    """Read the stage back and check that it is the artifact, at `num_blocks`."""
-    try:
-        staged = open_artifact(stage.path)
-        plan, expected = staged.memory_plan(), artifact.memory_plan()
-    except BadArtifact as error:
-        raise EditFailed(
-            f"the resized artifact does not read back, so nothing was changed: {error}",
-            path=stage.path,
-        ) from error
-    if (
-        plan.current_blocks != num_blocks
-        or plan.kv_unaligned_bytes_at(num_blocks) != expected.kv_unaligned_bytes_at(num_blocks)
-        or plan.static != expected.static
-    ):
-        raise EditFailed(
-            f"the resized artifact reads back with {plan.current_blocks} blocks instead of "
-            f"{num_blocks} or with other sizes, so nothing was changed",
-            path=stage.path,
-        )
+def _write_text(path: str, text: str) -> None:
+    with open(path, "x", encoding="utf-8", newline="\n") as file:
+        file.write(text)

@@ -8,7 +8,7 @@ from dataclasses import fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from reblock.artifact.stage import check_destination
+from reblock.artifact.transaction import check_destination
 from reblock.cli.parser import Once, add_json, add_output_dir, non_empty
 from reblock.cli.progress import TerminalProgress
 from reblock.errors import MissingDependency, UsageError

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass
 from io import StringIO
 from typing import TYPE_CHECKING
 
+from reblock.artifact.previous import read_previous
 from reblock.artifact.reader import open_artifact
 from reblock.cli.parser import add_directory, add_json
 from reblock.config import DTYPE_BYTES
-from reblock.errors import DoesNotFit
+from reblock.errors import DoesNotFit, NoPreviousCount
 from reblock.sizing import capacity, chiplet_uses, estimate
 from reblock.units import format_gib
 
@@ -49,7 +50,8 @@ class Report:
     """Everything that `inspect` shows.
 
     `num_fitting_blocks` is how many of the usable blocks the device would hold, None where not even
-    the minimum fits.
+    the minimum fits. `num_previous_blocks` is the count before the last change, None where there
+    was none.
     """
 
     artifact: Artifact
@@ -57,6 +59,7 @@ class Report:
     caches: tuple[CacheGroup, ...]
     chiplets: tuple[ChipletUse, ...]
     num_fitting_blocks: int | None
+    num_previous_blocks: int | None
 
     @property
     def tightest(self) -> ChipletUse:
@@ -92,7 +95,15 @@ def _report(artifact: Artifact) -> Report:
         caches=_group_caches(artifact.config.cache_metas, plan.current_blocks),
         chiplets=chiplet_uses(plan, plan.current_blocks, device.available_bytes),
         num_fitting_blocks=fitting,
+        num_previous_blocks=_previous(artifact),
     )
+
+
+def _previous(artifact: Artifact) -> int | None:
+    try:
+        return read_previous(artifact.directory)
+    except NoPreviousCount:
+        return None
 
 
 def _group_caches(metas: Iterable[CacheMeta], num_blocks: int) -> tuple[CacheGroup, ...]:
@@ -131,6 +142,7 @@ def _as_object(report: Report) -> dict[str, object]:
         "max_seq_len": config.max_seq_len,
         "kvcache_block_size": config.kvcache_block_size,
         "kvcache_num_blocks": config.kvcache_num_blocks,
+        "previous_kvcache_num_blocks": report.num_previous_blocks,
         "num_min_blocks": artifact.bounds.minimum,
         "num_full_blocks": artifact.bounds.full,
         "num_fitting_blocks": report.num_fitting_blocks,
@@ -265,6 +277,9 @@ def _block_table(report: Report) -> Table:
     artifact, holds = report.artifact, _capacity(report.artifact)
     table = _table("\nBlocks", "", "")
     table.add_row("now", f"{artifact.config.kvcache_num_blocks:,}")
+    previous = report.num_previous_blocks
+    if previous is not None:
+        table.add_row("before the last change", f"{previous:,}")
     table.add_row("fewest that work", f"{artifact.bounds.minimum:,}")
     table.add_row("most that can be used", f"{artifact.bounds.full:,}")
     fitting = report.num_fitting_blocks

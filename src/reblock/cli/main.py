@@ -23,6 +23,7 @@ COMMANDS = {
     "get": "print the KV-cache block count of an artifact",
     "set": "change the block count, by a number or a memory budget",
     "inspect": "show what an artifact holds and where its memory goes",
+    "verify": "check a whole artifact, checksums included",
     "compile": "compile a model into an artifact",
     "generate": "generate text with an artifact",
 }

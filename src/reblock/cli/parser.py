@@ -138,6 +138,21 @@ def non_empty(text: str) -> str:
     return text
 
 
+def seconds(text: str) -> float:
+    """Return a length of time, zero or more.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, 0 or more")
+    return value
+
+
 def add_version(parser: argparse.ArgumentParser) -> None:
     """Add `--version`."""
     parser.add_argument("--version", action="version", version=f"reblock {__version__}")

@@ -8,42 +8,60 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from reblock.artifact.lock import edit_lock
+from reblock.artifact.previous import read_previous
 from reblock.artifact.reader import open_artifact
 from reblock.artifact.resize import apply_resize, plan_resize
-from reblock.artifact.stage import check_destination
-from reblock.artifact.undisturbed import undisturbed
+from reblock.artifact.transaction import begin_edit, check_destination, undisturbed
+from reblock.cli.progress import TerminalProgress
 from reblock.cli.streams import drop, tell
 from reblock.units import format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from reblock.artifact.lock import EditLock
     from reblock.artifact.resize import ResizePlan
+    from reblock.artifact.transaction import EditLock
     from reblock.budget import MemoryBudget
+
+# An edit takes well under a second, unless weights have to be copied.
+LOCK_TIMEOUT_S = 60.0
 
 
 def resize(
     directory: str,
-    target: int | MemoryBudget,
+    target: int | MemoryBudget | None,
     *,
     output_dir: str | None,
     is_dry_run: bool,
     as_json: bool,
+    is_copied: bool = False,
+    lock_timeout_s: float = LOCK_TIMEOUT_S,
 ) -> int:
-    """Resize the artifact in `directory` and print the count and the memory before and after."""
+    """Resize the artifact in `directory` and print the count and the memory before and after.
+
+    A `target` of None stands for the count before the last change.
+    """
     if output_dir is not None:
         # Before the artifact is opened: this is the user's mistake that is cheapest to find.
         check_destination(output_dir, source=directory)
     # Asked before the edit, after which the working directory is the old one, already removed.
-    stands_inside = output_dir is None and _is_working_directory(directory)
-    with _locked(directory, is_dry_run=is_dry_run) as lock:
+    real = os.path.realpath(directory)
+    stands_inside = output_dir is None and _is_working_directory(real)
+    with _locked(directory, is_dry_run=is_dry_run, timeout_s=lock_timeout_s) as lock:
         artifact = open_artifact(directory)
-        plan = plan_resize(artifact, target)
+        plan = plan_resize(artifact, read_previous(directory) if target is None else target)
         for warning in plan.warnings:
             print(f"warning: {warning}", file=sys.stderr)
-        left = None if is_dry_run else apply_resize(artifact, plan, output_dir, lock=lock)
+        notes = []
+        if not is_dry_run:
+            notes = apply_resize(
+                artifact,
+                plan,
+                output_dir,
+                lock=lock,
+                is_copied=is_copied,
+                progress=TerminalProgress(),
+            )
     if as_json:
         text = json.dumps(_as_object(directory, plan, output_dir, is_dry_run=is_dry_run))
     else:
@@ -53,23 +71,25 @@ def resize(
         return 0
     with undisturbed():
         _print_done(text)
-        if left is not None:
-            tell(f"note: the old artifact could not be removed and is at {left}; remove it")
-        if stands_inside:
+        for note in notes:
+            tell(f"note: {note}")
+        if stands_inside and not _is_working_directory(real):
             tell(f"note: this directory was replaced; enter it again: cd {directory}")
     return 0
 
 
 @contextmanager
-def _locked(directory: str, *, is_dry_run: bool) -> Iterator[EditLock | None]:
+def _locked(directory: str, *, is_dry_run: bool, timeout_s: float) -> Iterator[EditLock | None]:
     """Lock what is to be edited: before it is read, so that nothing is planned on old sizes."""
     # What is no directory gets its message from the opening.
     if is_dry_run or not os.path.isdir(directory):
         yield None
         return
-    with edit_lock(
-        directory, lambda: tell(f"note: waiting for another command that edits {directory}")
-    ) as lock:
+
+    def tell_holder(holder: str) -> None:
+        tell(f"note: waiting for {holder}, which edits {directory}")
+
+    with begin_edit(directory, timeout_s=timeout_s, on_wait=tell_holder) as lock:
         yield lock
 
 

@@ -11,6 +11,7 @@ worker      the process that compiles a piece
 describe    rbln_config.json and the graph of a program
 weights     one file of weights, mapped once
 profile     the process that measures and checks new programs
+loaded      the process that compares the memory of an artifact with its plan
 host        instruction sets and torch versions
 kv_cache    the memory of a running cache
 program     a compiled program in memory

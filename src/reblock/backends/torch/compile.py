@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from reblock.artifact.count import CONFIG_NAME
+from reblock.artifact.checksum import file_digest, program_digest
+from reblock.artifact.location import CONFIG_NAME
 from reblock.artifact.reader import Artifact, open_artifact
-from reblock.artifact.stage import check_destination, stage_beside
+from reblock.artifact.transaction import check_destination, new_directory
 from reblock.backends.torch import describe
 from reblock.backends.torch.build import (
     CompiledPiece,
@@ -50,11 +51,12 @@ from reblock.budget import WHOLE_DEVICE
 from reblock.config import parse_config
 from reblock.devices import get_device
 from reblock.errors import BudgetTooSmall, CompileFailed, InvalidOption, UnsupportedModel
+from reblock.info import WeightsFile
 from reblock.sizing import Sizing, chiplet_uses, estimate, smallest_budget
 from reblock.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor, nn
 
@@ -88,6 +90,15 @@ class _Clock:
         started = time.monotonic()
         with self.progress.stage(text):
             yield
+        self.seconds[name] = round(time.monotonic() - started, 3)
+
+    @contextmanager
+    def bytes_stage(
+        self, name: str, text: str, total_bytes: int
+    ) -> Iterator[Callable[[int], None]]:
+        started = time.monotonic()
+        with self.progress.bytes_stage(text, total_bytes) as advance:
+            yield advance
         self.seconds[name] = round(time.monotonic() - started, 3)
 
 
@@ -130,7 +141,7 @@ def compile_model(
             model = _examine(model_id, options, progress)
             if options.kvcache_num_blocks is None:
                 _check_lower_bound(model, options)
-        with stage_beside(output_dir) as stage:
+        with new_directory(output_dir) as stage:
             sizing = _build(stage.path, model, options, clock)
             stage.commit_new()
     except NotCompilable as reason:
@@ -243,9 +254,10 @@ def _build(directory: str, model: _Model, options: CompileOptions, clock: _Clock
         weight_bytes = save_weights(os.path.join(directory, WEIGHTS_FILE), loaded, model.shapes)
         reference = _reference(loaded, model)
         del loaded
+    weights = {WEIGHTS_FILE: _digest_weights(os.path.join(directory, WEIGHTS_FILE), clock)}
     count = _first_count(model)
-    _write_config(directory, model, count)
     _package(directory, model, pieces, alloc={"Weight": [[weight_bytes]]}, count=count)
+    _write_config(directory, model, weights, count)
     with clock.stage("measure", "running the programs to measure and check them"):
         measured = _measure(directory, model, reference)
     alloc = {
@@ -254,10 +266,11 @@ def _build(directory: str, model: _Model, options: CompileOptions, clock: _Clock
         "Workspace": [[measured["workspace_bytes"]]],
     }
     _package(directory, model, pieces, alloc=alloc, count=count)
+    _write_config(directory, model, weights, count)
     artifact = open_artifact(directory)
     sizing = _size(artifact, model.options, options, clock.progress)
     _package(directory, model, pieces, alloc=alloc, count=sizing.num_blocks)
-    _write_config(directory, model, sizing.num_blocks)
+    _write_config(directory, model, weights, sizing.num_blocks)
     open_artifact(directory).memory_plan()
     return sizing
 
@@ -333,7 +346,20 @@ def _package(
         alloc = {term: [[0]] for term in alloc}
 
 
-def _write_config(directory: str, model: _Model, count: int) -> None:
+def _digest_weights(path: str, clock: _Clock) -> WeightsFile:
+    num_bytes = os.path.getsize(path)
+    with clock.bytes_stage("checksum", "computing the checksum of the weights", num_bytes) as tell:
+        return WeightsFile(num_bytes=num_bytes, sha256=file_digest(path, tell))
+
+
+def _write_config(
+    directory: str, model: _Model, weights: Mapping[str, WeightsFile], count: int
+) -> None:
+    """Write `rbln_config.json` for the programs that lie beside it."""
+    digests = {
+        name: program_digest(os.path.join(directory, f"{name}.rbln"))
+        for name in describe.programs(model.options)
+    }
     text = describe.config_text(
         model.source,
         model.structure,
@@ -342,6 +368,8 @@ def _write_config(directory: str, model: _Model, count: int) -> None:
         dtype=model.dtype,
         isa=host_isa(),
         num_blocks=count,
+        weights=weights,
+        program_digests=digests,
     )
     path = os.path.join(directory, CONFIG_NAME)
     parse_config(text, path=path)

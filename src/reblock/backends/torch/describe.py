@@ -10,13 +10,17 @@ import torch
 from reblock._version import __version__
 from reblock.backends.torch.pieces import PieceShapes, cache_shape
 from reblock.backends.torch.structure import Structure, nonlayer_tensors
-from reblock.backends.torch.weights import WEIGHTS_FILE, layout_digest
-from reblock.config import DTYPE_BYTES, FORMAT_VERSION
+from reblock.backends.torch.weights import layout_digest
+from reblock.config import DTYPE_BYTES
+from reblock.info import FORMAT_VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import nn
 
     from reblock.backends.torch.source import ModelSource
+    from reblock.info import WeightsFile
     from reblock.options import Dtype, ResolvedOptions
 
 __all__ = ["cache_bytes", "cache_metas", "config_text", "graph", "piece_shapes", "programs"]
@@ -113,8 +117,14 @@ def config_text(
     dtype: Dtype,
     isa: str,
     num_blocks: int,
+    weights: Mapping[str, WeightsFile],
+    program_digests: Mapping[str, str],
 ) -> str:
-    """Return the text of `rbln_config.json`, with the keys that optimum-rbln gives it."""
+    """Return the text of `rbln_config.json`, with the keys that optimum-rbln gives it.
+
+    `weights` are the files of weights by name, `program_digests` the digests of the programs by
+    name.
+    """
     metas = cache_metas(structure, options, dtype)
     sliding = [index for index, shape in enumerate(structure.shapes) if shape.window is not None]
     windows = sorted({shape.window for shape in structure.shapes if shape.window is not None})
@@ -150,7 +160,11 @@ def config_text(
             "isa": isa,
             "model_type": source.model_type,
             "architecture": architecture,
-            "weights": [WEIGHTS_FILE],
+            "weights": {
+                name: {"bytes": file.num_bytes, "sha256": file.sha256}
+                for name, file in weights.items()
+            },
+            "programs": {name: {"sha256": digest} for name, digest in program_digests.items()},
         },
     }
     return json.dumps(content, indent=2) + "\n"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from reblock.errors import HostMismatch
 
 if TYPE_CHECKING:
-    from reblock.config import ReblockInfo
+    from reblock.info import ReblockInfo
 
 __all__ = ["check_host", "compiler_march", "host_isa"]
 

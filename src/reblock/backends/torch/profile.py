@@ -20,6 +20,7 @@ import gc
 import json
 import os
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,12 +29,42 @@ from reblock.artifact.reader import Artifact, open_artifact
 from reblock.backends.torch.runner import TorchRunner
 from reblock.engine.request import SamplingParams
 from reblock.engine.sampler import make_sampler
+from reblock.engine.text import Tokenizer
 from reblock.errors import ReblockError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["resident_bytes"]
+__all__ = ["Loaded", "load_in_full", "resident_bytes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """An artifact that this process has loaded, all of its weights touched.
+
+    `resident_bytes` is what the whole process had in memory then.
+    """
+
+    runner: TorchRunner
+    tokenizer: Tokenizer | None
+    weight_bytes: int
+    resident_bytes: int
+
+
+def load_in_full(artifact: Artifact) -> Loaded:
+    """Load everything that it takes to generate text."""
+    tokenizer = None
+    if os.path.exists(os.path.join(artifact.directory, "tokenizer_config.json")):
+        tokenizer = Tokenizer.load(artifact.directory)
+    runner = TorchRunner(artifact, artifact.config.kvcache_num_blocks)
+    weight_bytes = _touch(runner)
+    gc.collect()
+    return Loaded(
+        runner=runner,
+        tokenizer=tokenizer,
+        weight_bytes=weight_bytes,
+        resident_bytes=resident_bytes("VmRSS"),
+    )
 
 
 def resident_bytes(field: str) -> int:
@@ -103,27 +134,17 @@ def main() -> None:
     directory, reference_path = sys.argv[1:]
     from safetensors.torch import load_file
 
-    from reblock.engine.text import Tokenizer
-
     artifact = open_artifact(directory)
-    tokenizer = None
-    if os.path.exists(os.path.join(directory, "tokenizer_config.json")):
-        tokenizer = Tokenizer.load(directory)
-    runner = TorchRunner(artifact, artifact.config.kvcache_num_blocks)
-    held = _touch(runner) + runner.kv_bytes
-    gc.collect()
-    loaded = resident_bytes("VmRSS")
-    _run_growing(runner)
-    workspace = max(0, resident_bytes("VmHWM") - loaded)
-    del runner, tokenizer
+    loaded = load_in_full(artifact)
+    held = loaded.weight_bytes + loaded.runner.kv_bytes
+    runtime = max(0, loaded.resident_bytes - held)
+    _run_growing(loaded.runner)
+    workspace = max(0, resident_bytes("VmHWM") - loaded.resident_bytes)
+    del loaded
     error = _compare(artifact, load_file(reference_path))
     print(
         json.dumps(
-            {
-                "runtime_bytes": max(0, loaded - held),
-                "workspace_bytes": workspace * 5 // 4,
-                "error": error,
-            }
+            {"runtime_bytes": runtime, "workspace_bytes": workspace * 5 // 4, "error": error}
         )
     )
 

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from reblock.artifact.checksum import check_digest, copy_digested
 from reblock.backends.torch.weights import layout_digest
 from reblock.errors import ArtifactMismatch, CorruptArtifact, HostMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from reblock.artifact.program import ProgramFile
 
 __all__ = ["LoadedProgram", "ProgramInputs"]
+
+_Piece = Callable[[list[Tensor]], list[Tensor]]
+
+# The folder of an archive that has a folder for each piece.
+_PIECES = "aotinductor"
+# What becomes the name of a file on this machine: nothing in it leads out of a directory.
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +48,7 @@ class ProgramInputs:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    run: Callable[[list[Tensor]], list[Tensor]]
+    run: _Piece
     is_sliding: bool
     shared: tuple[int, ...]
     caches: list[Tensor]
@@ -47,40 +56,64 @@ class _Layer:
 
 
 class LoadedProgram:
-    """A program of an artifact, ready to run. Its weights and caches belong to the caller."""
+    """A program of an artifact, ready to run. Its weights and caches belong to the caller.
+
+    None of its code is loaded unless its digest is `sha256`.
+    """
 
     def __init__(
-        self, file: ProgramFile, weights: Mapping[str, Tensor], caches: Mapping[str, Tensor]
+        self,
+        file: ProgramFile,
+        weights: Mapping[str, Tensor],
+        caches: Mapping[str, Tensor],
+        *,
+        sha256: str,
     ) -> None:
-        graph: Any = file.graph
-        try:
-            self.batch = int(graph["batch"])
-            self.tokens = int(graph["tokens"])
-            if graph["weights_layout"] != layout_digest(weights):
-                raise ArtifactMismatch(
-                    "was compiled for weights of other names, types or shapes than lie beside it",
+        with tempfile.TemporaryDirectory() as directory:
+            # Of the bytes that were digested, as the code is: it decides what memory that is given.
+            graph, libraries = _extract(file.path, directory, sha256=sha256)
+            try:
+                self._connect(graph, libraries, weights, caches, file.path)
+            except (KeyError, TypeError, ValueError) as error:
+                raise CorruptArtifact(
+                    f"its description of the compiled graph cannot be read: {error!r}",
                     path=file.path,
-                )
-            names = {"prologue", "epilogue", *(layer["piece"] for layer in graph["layers"])}
-            pieces = _load_pieces(file.path, sorted(names))
-            self._prologue = pieces["prologue"]
-            self._epilogue = pieces["epilogue"]
-            self._prologue_weights = [weights[name] for name in graph["prologue_weights"]]
-            self._epilogue_weights = [weights[name] for name in graph["epilogue_weights"]]
-            self._layers = [
-                _Layer(
-                    pieces[layer["piece"]],
-                    bool(layer["is_sliding"]),
-                    tuple(int(index) for index in layer["shared"]),
-                    [caches[name] for name in layer["caches"]],
-                    [weights[name] for name in layer["weights"]],
-                )
-                for layer in graph["layers"]
-            ]
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptArtifact(
-                f"its description of the compiled graph cannot be read: {error!r}", path=file.path
-            ) from error
+                ) from error
+
+    def _connect(
+        self,
+        graph: Mapping[str, Any],
+        libraries: Mapping[str, str],
+        weights: Mapping[str, Tensor],
+        caches: Mapping[str, Tensor],
+        path: str,
+    ) -> None:
+        """Load the pieces that `graph` names and give each what it works on."""
+        self.batch = int(graph["batch"])
+        self.tokens = int(graph["tokens"])
+        if graph["weights_layout"] != layout_digest(weights):
+            raise ArtifactMismatch(
+                "was compiled for weights of other names, types or shapes than lie beside it",
+                path=path,
+            )
+        names = {"prologue", "epilogue", *(layer["piece"] for layer in graph["layers"])}
+        if absent := names - libraries.keys():
+            raise CorruptArtifact(f"has no compiled piece {min(absent)!r}", path=path)
+        pieces = {name: _load_piece(libraries[name], path) for name in sorted(names)}
+        self._prologue = pieces["prologue"]
+        self._epilogue = pieces["epilogue"]
+        self._prologue_weights = [weights[name] for name in graph["prologue_weights"]]
+        self._epilogue_weights = [weights[name] for name in graph["epilogue_weights"]]
+        self._layers = [
+            _Layer(
+                pieces[layer["piece"]],
+                bool(layer["is_sliding"]),
+                tuple(int(index) for index in layer["shared"]),
+                [caches[name] for name in layer["caches"]],
+                [weights[name] for name in layer["weights"]],
+            )
+            for layer in graph["layers"]
+        ]
 
     def run(self, inputs: ProgramInputs) -> Tensor:
         """Store keys and values for the given tokens; return logits [B, vocabulary], float32."""
@@ -97,42 +130,47 @@ class LoadedProgram:
         return logits
 
 
-def _load_pieces(path: str, names: list[str]) -> dict[str, Callable[[list[Tensor]], list[Tensor]]]:
-    """Load the shared library of every piece out of a PT2 archive.
+def _extract(path: str, directory: str, *, sha256: str) -> tuple[Mapping[str, Any], dict[str, str]]:
+    """Write the compiled pieces of a PT2 archive into `directory`, which nobody else can enter.
 
-    The libraries lie on disk only until they are mapped, so a process that is killed leaves
-    nothing behind.
+    The libraries lie there only until they are mapped, so a process that is killed leaves nothing
+    behind that matters.
+
+    Returns:
+        The program's graph, and the path of the library of each piece.
+
+    Raises:
+        CorruptArtifact: the archive is damaged, or it is not the program with that digest.
     """
-    runners: dict[str, Callable[[list[Tensor]], list[Tensor]]] = {}
+    libraries: dict[str, str] = {}
+
+    def place(entry: str) -> str | None:
+        *_, kind, piece, name = ("", "", *entry.split("/"))
+        if kind != _PIECES:
+            return None
+        target = os.path.join(directory, _check_name(piece, path), _check_name(name, path))
+        if os.path.lexists(target):
+            raise CorruptArtifact(f"has the file {name!r} of {piece!r} twice", path=path)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if name.endswith(".so"):
+            libraries[piece] = target
+        return target
+
+    digested = copy_digested(path, place)
+    check_digest(digested.sha256, sha256, path=path)
+    return digested.graph, libraries
+
+
+def _check_name(name: str, path: str) -> str:
+    if not _FILE_NAME.fullmatch(name):
+        raise CorruptArtifact(f"has a piece of the unusable name {name[:80]!r}", path=path)
+    return name
+
+
+def _load_piece(library: str, path: str) -> _Piece:
     try:
-        with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as directory:
-            for name in names:
-                library = _extract(archive, name, os.path.join(directory, name))
-                if library is None:
-                    raise CorruptArtifact(f"has no compiled piece {name!r}", path=path)
-                runner = torch._C._aoti.AOTIModelContainerRunnerCpu(library, 1)
-                runners[name] = runner.run
-    except zipfile.BadZipFile as error:
-        raise CorruptArtifact(f"is no whole archive: {error}", path=path) from error
+        return torch._C._aoti.AOTIModelContainerRunnerCpu(library, 1).run
     except RuntimeError as error:
         raise HostMismatch(
             f"its compiled code cannot be loaded here: {str(error).splitlines()[0]}", path=path
         ) from error
-    return runners
-
-
-def _extract(archive: zipfile.ZipFile, piece: str, directory: str) -> str | None:
-    """Write the files of one piece to `directory` and return the path of its library."""
-    library = None
-    for info in archive.infolist():
-        *_, folder, name = ("", "", *info.filename.split("/"))
-        if folder != piece or not name:
-            continue
-        os.makedirs(directory, exist_ok=True)
-        target = os.path.join(directory, name)
-        with archive.open(info) as source, open(target, "wb") as file:
-            while chunk := source.read(1 << 20):
-                file.write(chunk)
-        if name.endswith(".so"):
-            library = target
-    return library

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from reblock.artifact.reader import open_artifact
 from reblock.backends.torch.host import check_host
 from reblock.backends.torch.kv_cache import KVCache, allocate
 from reblock.backends.torch.program import LoadedProgram, ProgramInputs
 from reblock.backends.torch.weights import map_weights
 from reblock.engine.limits import EngineLimits
 from reblock.engine.text import read_eos_token_ids
-from reblock.errors import ArtifactMismatch
+from reblock.errors import ArtifactMismatch, CorruptArtifact
 
 if TYPE_CHECKING:
     from reblock.artifact.reader import Artifact
@@ -30,10 +31,13 @@ class TorchRunner:
         self._config = config
         self.cache: KVCache = allocate(config.cache_metas, num_blocks)
         assert config.reblock is not None
-        self.weights = map_weights(artifact.directory, config.reblock.weights)
+        self.weights = map_weights(artifact.directory, tuple(config.reblock.weights))
         self._limits = _limits(artifact.directory, config, num_blocks)
+        digests = config.reblock.programs
         programs = {
-            file.name: LoadedProgram(file, self.weights, self.cache.tensors)
+            file.name: LoadedProgram(
+                file, self.weights, self.cache.tensors, sha256=digests[file.name]
+            )
             for file in artifact.programs
         }
         shapes = {"prefill": (1, config.prefill_chunk_size)}
@@ -128,7 +132,8 @@ def load_runner(artifact: Artifact, num_threads: int | None = None) -> TorchRunn
 
     Raises:
         HostMismatch: it was compiled for another torch or another processor.
-        CorruptArtifact: a program or the weights cannot be loaded.
+        CorruptArtifact: a program is not the one that was compiled, or it or the weights cannot
+            be loaded.
         DoesNotFit: there is not enough memory for its KV cache.
     """
     config = artifact.config
@@ -136,4 +141,11 @@ def load_runner(artifact: Artifact, num_threads: int | None = None) -> TorchRunn
     check_host(config.reblock, path=artifact.directory, torch_version=torch.__version__)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    return TorchRunner(artifact, config.kvcache_num_blocks)
+    try:
+        return TorchRunner(artifact, config.kvcache_num_blocks)
+    except CorruptArtifact:
+        # An edit may have moved its files meanwhile.
+        again = open_artifact(artifact.directory)
+        if again == artifact:
+            raise
+        return TorchRunner(again, again.config.kvcache_num_blocks)

@@ -97,6 +97,8 @@ def open_source(model_id: str) -> ModelSource:
     from transformers import AutoConfig
 
     where, arguments = _find(model_id)
+    # Where it is left out, transformers asks on the terminal whether to run a model's own code.
+    arguments["trust_remote_code"] = False
     try:
         config = AutoConfig.from_pretrained(where, **arguments)
     # A file that is cut off or has a value of a wrong type fails wherever transformers meets it.
@@ -223,6 +225,7 @@ def shape_model(config: Any, dtype: Dtype) -> nn.Module:
             copy.deepcopy(config),
             attn_implementation=attention.ATTENTION_NAME,
             dtype=torch_dtype(dtype),
+            trust_remote_code=False,
         )
     # Models without experts ignore it.
     model.config._experts_implementation = experts.EXPERTS_NAME

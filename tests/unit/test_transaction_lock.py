@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
+import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from artifacts import fingerprint, make_artifact
-from reblock.artifact import lock as lock_module
 from reblock.artifact.count import read_num_blocks
-from reblock.artifact.lock import edit_lock
 from reblock.artifact.reader import open_artifact
 from reblock.artifact.resize import apply_resize, plan_resize
-from reblock.errors import EditFailed
+from reblock.artifact.transaction import lock as lock_module
+from reblock.artifact.transaction.lock import edit_lock
+from reblock.errors import ArtifactBusy, EditFailed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,8 +47,12 @@ def test_a_second_edit_waits_and_locks_what_the_first_has_put_there(
     waiting, entered = threading.Event(), threading.Event()
     calls: list[str] = []
 
+    def tell(holder: str) -> None:
+        calls.append(holder)
+        waiting.set()
+
     def second() -> None:
-        with edit_lock(str(directory), lambda: (calls.append("wait"), waiting.set())[0]) as lock:
+        with edit_lock(str(directory), on_wait=tell) as lock:
             lock.check()
             entered.set()
 
@@ -58,7 +64,51 @@ def test_a_second_edit_waits_and_locks_what_the_first_has_put_there(
         assert not entered.is_set()
     thread.join(10)
     assert entered.is_set()
-    assert calls == ["wait"]
+    assert len(calls) == 1
+
+
+def test_who_waits_too_long_is_told_who_holds_the_lock(directory: Path) -> None:
+    script = (
+        "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), 2); print(flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        for timeout_s in (0, 0.05):
+            with (
+                pytest.raises(ArtifactBusy, match="--lock-timeout") as caught,
+                edit_lock(str(directory), timeout_s=timeout_s),
+            ):
+                pass
+            # Not every system shows the locks of other processes.
+            assert caught.value.holder == "another process" or (
+                f"process {holder.pid} (" in caught.value.holder
+                and str(directory) in caught.value.holder
+            )
+        holder.kill()
+    # A lock dies with its process.
+    with edit_lock(str(directory), timeout_s=0):
+        pass
+
+
+def test_a_holder_that_the_system_does_not_tell_is_another_process(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_module, "open", refuse_to_open, raising=False)
+    with (
+        edit_lock(str(directory)),
+        pytest.raises(ArtifactBusy, match="by another process"),
+        edit_lock(str(directory), timeout_s=0),
+    ):
+        pass
+
+
+def refuse_to_open(*arguments: Any, **keywords: Any) -> None:
+    raise PermissionError(1, "Operation not permitted")
 
 
 def test_check_refuses_a_directory_that_was_replaced_or_is_gone(directory: Path) -> None:

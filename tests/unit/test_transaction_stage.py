@@ -5,17 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from artifacts import fingerprint
-from reblock.artifact import stage as stage_module
-from reblock.artifact.stage import check_destination, stage_beside
+from reblock.artifact.transaction import check_destination
+from reblock.artifact.transaction import stage as stage_module
+from reblock.artifact.transaction.stage import remove_dead_stages, stage_beside
 from reblock.errors import DestinationExists, EditFailed, InvalidDestination, ReblockError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -53,40 +53,10 @@ def test_commit_replace_puts_the_stage_in_place_and_removes_the_old(
     assert names(tmp_path) == before
 
 
-def test_commit_replace_without_an_exchange_renames_in_two_steps(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = names(tmp_path)
-    monkeypatch.setattr(stage_module, "_exchange", lambda first, second: False)
-    with stage_beside(str(source)) as stage:
-        stage.commit_replace()
-    assert names(source) == []
-    assert names(tmp_path) == before
-
-
-def test_commit_replace_whose_second_rename_fails_puts_the_old_back(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, siblings = fingerprint(source), names(tmp_path)
-    monkeypatch.setattr(stage_module, "_exchange", lambda first, second: False)
-    rename = os.rename
-
-    def fail_second(first: str, second: str) -> None:
-        if second == str(source) and not first.endswith("-old"):
-            raise OSError(errno.EIO, "Input/output error", second)
-        rename(first, second)
-
-    monkeypatch.setattr(os, "rename", fail_second)
-    with pytest.raises(EditFailed), stage_beside(str(source)) as stage:
-        stage.commit_replace()
-    assert fingerprint(source) == before
-    assert names(tmp_path) == siblings
-
-
 def test_a_stage_that_is_not_committed_leaves_nothing(source: Path, tmp_path: Path) -> None:
     before = names(tmp_path)
     with stage_beside(str(source)) as stage:
-        stage.carry_over(str(source), leave_out=(), in_place=True)
+        (tmp_path / os.path.basename(stage.path) / "new").touch()
     assert names(tmp_path) == before
 
 
@@ -170,77 +140,6 @@ def test_a_symbolic_link_as_target_stays_and_what_it_leads_to_is_replaced(
     assert names(source) == []
 
 
-def test_carry_over_in_place_links_files_and_keeps_links_and_modes(source: Path) -> None:
-    before = fingerprint(source)
-    with stage_beside(str(source)) as stage:
-        stage.carry_over(str(source), leave_out=["file"], in_place=True)
-        staged = source.parent / os.path.basename(stage.path)
-        assert os.path.samefile(source / "script", staged / "script")
-        assert os.path.samefile(source / "sub" / "inner", staged / "sub" / "inner")
-        del before["file"]
-        assert fingerprint(staged) == before
-
-
-def test_carry_over_to_a_copy_shares_no_small_file_with_the_source(
-    source: Path, tmp_path: Path
-) -> None:
-    with stage_beside(str(tmp_path / "deep" / "copy")) as stage:
-        stage.carry_over(str(source), leave_out=[], in_place=False)
-        stage.commit_new()
-    copy = tmp_path / "deep" / "copy"
-    assert not os.path.samefile(source / "script", copy / "script")
-    assert fingerprint(copy)["script"] == fingerprint(source)["script"]
-    assert os.readlink(copy / "link") == "sub/inner"
-    assert not (copy / "out").is_symlink()
-    assert (copy / "out").read_text() == "outside"
-    assert os.readlink(copy / "dangling") == "nowhere"
-    assert os.readlink(copy / "up") == str(tmp_path)
-
-
-def test_carry_over_to_a_copy_links_large_files(source: Path, tmp_path: Path) -> None:
-    with open(source / "weights", "wb") as file:
-        file.truncate(16 * 2**20 + 1)
-    with stage_beside(str(tmp_path / "copy")) as stage:
-        stage.carry_over(str(source), leave_out=[], in_place=False)
-        stage.commit_new()
-    assert os.path.samefile(source / "weights", tmp_path / "copy" / "weights")
-
-
-def refuse_links(code: int) -> Callable[..., None]:
-    def link(*arguments: Any) -> None:
-        raise OSError(code, os.strerror(code), *arguments[:1])
-
-    return link
-
-
-@pytest.mark.parametrize("code", [errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP])
-def test_carry_over_copies_where_links_are_refused(
-    source: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    before = fingerprint(source)
-    monkeypatch.setattr(os, "link", refuse_links(code))
-    with stage_beside(str(source)) as stage:
-        stage.carry_over(str(source), leave_out=[], in_place=True)
-        stage.commit_replace()
-    assert fingerprint(source) == before
-
-
-def test_carry_over_in_place_across_file_systems_is_refused_at_once(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = fingerprint(source)
-    monkeypatch.setattr(os, "link", refuse_links(errno.EXDEV))
-    with pytest.raises(EditFailed, match="--output-dir"), stage_beside(str(source)) as stage:
-        stage.carry_over(str(source), leave_out=[], in_place=True)
-    assert fingerprint(source) == before
-
-
-def test_carry_over_of_a_pipe_is_refused(source: Path) -> None:
-    os.mkfifo(source / "pipe")
-    with pytest.raises(EditFailed, match="neither a file"), stage_beside(str(source)) as stage:
-        stage.carry_over(str(source), leave_out=[], in_place=True)
-
-
 @pytest.mark.parametrize("destination", ["source", "source/", "source/new", "source/sub", "link"])
 def test_check_destination_refuses_the_source_and_what_lies_inside(
     source: Path, tmp_path: Path, destination: str
@@ -275,14 +174,121 @@ def test_check_destination_refuses_an_empty_text() -> None:
         check_destination("", source=None)
 
 
-def test_exchange_swaps_two_directories(tmp_path: Path) -> None:
-    (tmp_path / "a" / "was_a").mkdir(parents=True)
-    (tmp_path / "b" / "was_b").mkdir(parents=True)
-    if not stage_module._exchange(str(tmp_path / "a"), str(tmp_path / "b")):
-        pytest.skip("the file system of the temporary directory cannot exchange")
-    assert names(tmp_path / "a") == ["was_b"]
+def test_a_stage_has_a_marker_that_is_removed_last(source: Path, tmp_path: Path) -> None:
+    with stage_beside(str(source)) as stage:
+        marker = tmp_path / f"{os.path.basename(stage.path)}.lock"
+        assert marker.stat().st_size == 0
+        stage.commit_replace()
+        assert marker.exists()
+    assert not marker.exists()
 
 
-def test_exchange_that_the_system_refuses_says_why(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        stage_module._exchange(str(tmp_path / "absent"), str(tmp_path))
+def test_a_stage_whose_maker_is_at_work_is_not_removed(source: Path, tmp_path: Path) -> None:
+    with stage_beside(str(source)) as stage:
+        assert remove_dead_stages(str(tmp_path)) == []
+        assert os.path.isdir(stage.path)
+
+
+@pytest.mark.parametrize("content", [None, (), ("file", "sub/file")])
+def test_a_stage_whose_maker_is_gone_is_removed(
+    source: Path, tmp_path: Path, content: tuple[str, ...] | None
+) -> None:
+    before = fingerprint(tmp_path)
+    (tmp_path / ".other.reblock-0123abcd.lock").touch()
+    if content is not None:
+        (tmp_path / ".other.reblock-0123abcd" / "sub").mkdir(parents=True)
+        for name in content:
+            (tmp_path / ".other.reblock-0123abcd" / name).touch(mode=0o400)
+        (tmp_path / ".other.reblock-0123abcd" / "sub").chmod(0o500)
+    assert remove_dead_stages(str(tmp_path)) == []
+    assert fingerprint(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".source.reblock-0123abcd",  # without a marker
+        ".source.reblock-0123abcd.lock/inner",  # a directory
+        "source.reblock-0123abcd.lock",
+        ".source.reblock-0123ABCD.lock",
+        ".source.reblock-0123abcd.locked",
+        ".source.reblock-0123abc.lock",
+    ],
+)
+def test_what_is_no_marker_of_a_stage_is_left_alone(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    (tmp_path / ".source.reblock-0123ABCD").mkdir(exist_ok=True)
+    before = fingerprint(tmp_path)
+    assert remove_dead_stages(str(tmp_path)) == []
+    assert fingerprint(tmp_path) == before
+
+
+def test_a_marker_with_content_or_that_is_a_link_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / ".a.reblock-00000000.lock").write_text("mine")
+    (tmp_path / "empty").touch()
+    (tmp_path / ".b.reblock-00000000.lock").symlink_to("empty")
+    os.mkfifo(tmp_path / ".c.reblock-00000000.lock")
+    for name in "abc":
+        (tmp_path / f".{name}.reblock-00000000").mkdir()
+    before = sorted(os.listdir(tmp_path))
+    remove_dead_stages(str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_stage_that_is_a_link_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    (tmp_path / ".a.reblock-00000000.lock").touch()
+    (tmp_path / ".a.reblock-00000000").symlink_to("mine")
+    assert remove_dead_stages(str(tmp_path)) == [str(tmp_path / ".a.reblock-00000000")]
+    assert (tmp_path / "mine" / "file").exists()
+
+
+def test_stages_of_a_directory_that_cannot_be_listed_are_none(tmp_path: Path) -> None:
+    assert remove_dead_stages(str(tmp_path / "absent")) == []
+
+
+def test_a_commit_that_does_not_reach_the_disk_is_undone(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = fingerprint(tmp_path)
+
+    def fail(path: str) -> None:
+        raise OSError(errno.EIO, "Input/output error", path)
+
+    monkeypatch.setattr(stage_module, "sync_path", fail)
+    with pytest.raises(EditFailed, match="nothing was changed"), stage_beside(str(source)) as stage:
+        stage.commit_replace()
+    assert fingerprint(tmp_path) == before
+    new = str(tmp_path / "new")
+    with pytest.raises(EditFailed, match="nothing was changed"), stage_beside(new) as stage:
+        stage.commit_new()
+    assert fingerprint(tmp_path) == before
+
+
+def test_a_commit_that_cannot_be_undone_is_called_written(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange = stage_module.exchange
+    calls: list[str] = []
+
+    def once(first: str, second: str) -> None:
+        if calls:
+            raise OSError(errno.EIO, "Input/output error", second)
+        calls.append(first)
+        exchange(first, second)
+
+    def fail(path: str) -> None:
+        raise OSError(errno.EIO, "Input/output error", path)
+
+    monkeypatch.setattr(stage_module, "exchange", once)
+    monkeypatch.setattr(stage_module, "sync_path", fail)
+    with (
+        pytest.raises(ReblockError, match="was written") as caught,
+        stage_beside(str(source)) as stage,
+    ):
+        stage.commit_replace()
+    assert not isinstance(caught.value, EditFailed)
+    assert names(source) == []

@@ -1,0 +1,220 @@
+"""Bringing the files that an edit does not change into its stage, without writing through them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from contextlib import nullcontext, suppress
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from reblock.artifact.location import JOURNAL_NAME
+from reblock.artifact.transaction.system import clone, exchange, keep_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from io import RawIOBase
+
+    from reblock.progress import Progress
+
+__all__ = ["ExchangeImpossible", "Sharing", "carry_over", "is_inside", "snapshot"]
+
+# Where hard links are refused for a reason that a copy does not share: another owner's file under
+# fs.protected_hardlinks, too many links, a file system without links.
+_LINK_REFUSED = {errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV}
+# Smaller files are those that people edit; an artifact of its own must not share them.
+_LARGE_BYTES = 16 * 2**20
+_CHUNK_BYTES = 4 * 2**20
+
+
+class Sharing(Enum):
+    """How a stage comes by the files that do not change.
+
+    REPLACE: it takes the place of its source: hard links, else clones (reflinks), else copies.
+    SHARE:   it will stand beside its source: clones, else hard links of large files, else copies.
+    COPY:    it will stand beside its source and shares nothing with it.
+    """
+
+    REPLACE = "replace"
+    SHARE = "share"
+    COPY = "copy"
+
+
+class ExchangeImpossible(Exception):  # noqa: N818  no error of the user; caught in `replace`
+    """The stage cannot take the place of its target in one step."""
+
+
+def carry_over(
+    source: str,
+    destination: str,
+    *,
+    leave_out: Collection[str],
+    sharing: Sharing,
+    progress: Progress,
+) -> None:
+    """Bring the content of the directory `source` into the directory `destination`, as it is.
+
+    Symbolic links stay what they are where the destination will replace the source. Else those
+    that lead out of the source are replaced by the file they lead to.
+
+    Args:
+        source: The artifact; its files are linked or read, never written.
+        destination: An existing directory.
+        leave_out: Names at the top of `source` that the caller writes itself.
+        sharing: Whether files may be shared with the source, and how.
+        progress: Is told of large files that have to be copied.
+
+    Raises:
+        ExchangeImpossible: the two lie on different file systems or mounts, or what would be
+            copied could not be put in place in one step.
+        OSError: a file cannot be linked or copied.
+    """
+    carrier = _Carrier(os.path.realpath(source), sharing, progress)
+    carrier.carry(source, destination, leave_out=frozenset([*leave_out, JOURNAL_NAME]))
+
+
+def snapshot(directory: str) -> dict[str, tuple[int, int, int, int]]:
+    """Return what tells whether anything in `directory` is changed: an identity of each entry."""
+    found = {}
+    for parent, directories, names in os.walk(directory):
+        for path in (os.path.join(parent, name) for name in [*directories, *names]):
+            status = os.lstat(path)
+            size, time = status.st_size, status.st_mtime_ns
+            if stat.S_ISDIR(status.st_mode):
+                size = time = 0  # what is in it is listed itself
+            found[os.path.relpath(path, directory)] = (status.st_mode, status.st_ino, size, time)
+    return found
+
+
+def is_inside(path: str, directory: str) -> bool:
+    """Return whether `path` is `directory` or lies in it; both are real paths."""
+    return os.path.commonpath([directory, path]) == directory
+
+
+class _Carrier:
+    """Brings files from a source into a stage; `root` is the real path of the source."""
+
+    def __init__(self, root: str, sharing: Sharing, progress: Progress) -> None:
+        self._root = root
+        self._sharing = sharing
+        self._progress = progress
+
+    def carry(self, source: str, destination: str, leave_out: frozenset[str] = frozenset()) -> None:
+        # Read at once: a directory that somebody empties would seem to hold only a part.
+        with os.scandir(source) as found:
+            entries = list(found)
+        for entry in entries:
+            target = os.path.join(destination, entry.name)
+            if entry.name in leave_out:
+                continue
+            if entry.is_symlink():
+                self._carry_link(entry.path, target)
+            elif entry.is_dir():
+                os.mkdir(target)
+                self.carry(entry.path, target)
+                keep_metadata(entry.path, target, keep_times=True)
+            else:
+                self._carry_file(entry.path, target)
+
+    def _carry_link(self, path: str, target: str) -> None:
+        text, real = os.readlink(path), os.path.realpath(path)
+        stays_inside = not os.path.isabs(text) and is_inside(real, self._root)
+        if self._sharing is not Sharing.REPLACE and not stays_inside and os.path.exists(real):
+            if not os.path.isdir(real):
+                self._carry_file(real, target)
+                return
+            # Not copied: it could be anything, an ancestor of the artifact included.
+            text = real
+        os.symlink(text, target)
+        shutil.copystat(path, target, follow_symlinks=False)
+
+    def _carry_file(self, path: str, target: str) -> None:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "is neither a file, a directory nor a link", path)
+        is_large = status.st_size > _LARGE_BYTES
+        if self._sharing is Sharing.REPLACE:
+            if self._link(path, target):
+                return
+            if is_large:
+                # Asked first, because a copy can take minutes.
+                _check_exchange(os.path.dirname(target))
+        elif (
+            self._sharing is Sharing.SHARE
+            and is_large
+            and (_clone_file(path, target) or self._link(path, target))
+        ):
+            return
+        self._copy(path, target, status.st_size)
+
+    def _link(self, path: str, target: str) -> bool:
+        try:
+            os.link(path, target)
+        except OSError as error:
+            if error.errno == errno.EXDEV and self._sharing is Sharing.REPLACE:
+                raise ExchangeImpossible from error
+            if error.errno not in _LINK_REFUSED:
+                raise
+            return False
+        return True
+
+    def _copy(self, path: str, target: str, size: int) -> None:
+        is_large = size > _LARGE_BYTES
+        if is_large and shutil.disk_usage(os.path.dirname(target)).free < size:
+            raise OSError(errno.ENOSPC, f"there is no room for another {size:,} bytes", target)
+        name = os.path.basename(target)
+        with (
+            open(path, "rb", buffering=0) as source,
+            open(target, "xb", buffering=0) as copy,
+            self._progress.bytes_stage(f"copying {name}", size)
+            if is_large
+            else nullcontext(_ignore) as advance,
+        ):
+            may_clone = self._sharing is not Sharing.COPY
+            if not (may_clone and clone(source.fileno(), copy.fileno())):
+                _copy_bytes(source, copy, advance)
+        keep_metadata(path, target, keep_times=True)
+
+
+def _clone_file(path: str, target: str) -> bool:
+    with open(path, "rb", buffering=0) as source, open(target, "xb", buffering=0) as copy:
+        is_cloned = clone(source.fileno(), copy.fileno())
+    if is_cloned:
+        keep_metadata(path, target, keep_times=True)
+    else:
+        os.unlink(target)
+    return is_cloned
+
+
+def _copy_bytes(source: RawIOBase, copy: RawIOBase, advance: Callable[[int], None]) -> None:
+    while chunk := source.read(_CHUNK_BYTES):
+        remaining = memoryview(chunk)
+        while remaining:
+            written = copy.write(remaining) or 0
+            remaining = remaining[written:]
+        advance(len(chunk))
+
+
+def _ignore(num_bytes: int) -> None:
+    """Take the place of a progress bar."""
+
+
+def _check_exchange(directory: str) -> None:
+    """Exchange two empty directories within `directory`, to see whether its file system can.
+
+    Raises:
+        ExchangeImpossible: it cannot.
+    """
+    probes = [os.path.join(directory, f".reblock-probe-{number}") for number in (1, 2)]
+    try:
+        for probe in probes:
+            os.mkdir(probe)
+        exchange(*probes)
+    except OSError as error:
+        raise ExchangeImpossible from error
+    finally:
+        for probe in probes:
+            with suppress(FileNotFoundError):
+                os.rmdir(probe)

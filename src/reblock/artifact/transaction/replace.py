@@ -1,0 +1,178 @@
+"""An edit in place: some files of an artifact are replaced, all of them in one step."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from reblock.artifact.location import CONFIG_NAME
+from reblock.artifact.transaction.carry import (
+    ExchangeImpossible,
+    Sharing,
+    carry_over,
+    snapshot,
+)
+from reblock.artifact.transaction.clean_up import clean_up_for_edit
+from reblock.artifact.transaction.journal import finish_journal, journal_in
+from reblock.artifact.transaction.stage import edit_failed, stage_beside
+from reblock.artifact.transaction.system import keep_metadata
+from reblock.errors import EditFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from reblock.artifact.transaction.lock import EditLock
+    from reblock.progress import Progress
+
+__all__ = ["keep_file_metadata", "replace_files", "unchanged"]
+
+# What the system answers where it could never exchange the two: another mount, a mount point, a
+# directory of somebody else in one with the sticky bit, a file system without that step.
+_CANNOT_EXCHANGE = {
+    errno.EXDEV,
+    errno.EBUSY,
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.ENOTSUP,
+    errno.EPERM,
+    errno.EACCES,
+    errno.EROFS,
+}
+
+
+def replace_files(
+    lock: EditLock,
+    *,
+    names: Collection[str],
+    write: Callable[[str], None],
+    check: Callable[[str, str | None], None],
+    progress: Progress,
+) -> list[str]:
+    """Replace files at the top of the artifact that is locked.
+
+    Args:
+        lock: The lock on the artifact.
+        names: The files that are replaced, or new. All others stay as they are.
+        write: Writes these files into the directory that it is given. It may be called twice.
+        check: Given a directory and another, or None, whose files stand in for those in the
+            first; raises where that is not the artifact that was to be written.
+        progress: Is told of large files that have to be copied.
+
+    Returns:
+        Notes on what is left to be done: the artifact is changed, but something that the system
+        did not let be removed or moved is still there.
+
+    Raises:
+        EditFailed: The system refused a write; the artifact is unchanged.
+    """
+    lock.check()
+    target = os.path.realpath(lock.directory)
+    if not os.access(target, os.W_OK):
+        # Found out here, because an exchange writes to the parent directory and not to this one.
+        raise edit_failed(_refusal(target), lock.directory, target)
+    notes = [
+        f"{path} is left of an edit that was cut off, and could not be removed"
+        for path in clean_up_for_edit(lock)
+    ]
+    if _may_exchange(target):
+        try:
+            return notes + _exchange(lock, target, names, write, check, progress)
+        except ExchangeImpossible:
+            pass
+    return notes + _journal(lock, target, names, write, check)
+
+
+def _refusal(directory: str) -> OSError:
+    is_read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
+    code = errno.EROFS if is_read_only else errno.EACCES
+    return OSError(code, os.strerror(code), directory)
+
+
+def _may_exchange(target: str) -> bool:
+    parent = os.path.dirname(target)
+    return os.access(parent, os.W_OK) and os.stat(parent).st_dev == os.stat(target).st_dev
+
+
+def _exchange(
+    lock: EditLock,
+    target: str,
+    names: Collection[str],
+    write: Callable[[str], None],
+    check: Callable[[str, str | None], None],
+    progress: Progress,
+) -> list[str]:
+    with stage_beside(target) as stage:
+        with unchanged(target):
+            carry_over(
+                target, stage.path, leave_out=names, sharing=Sharing.REPLACE, progress=progress
+            )
+            write(stage.path)
+            keep_file_metadata(target, stage.path, names)
+            check(stage.path, None)
+        lock.check()
+        try:
+            stage.commit_replace()
+        except OSError as error:
+            if error.errno in _CANNOT_EXCHANGE:
+                raise ExchangeImpossible from error
+            raise
+    if os.path.lexists(stage.path):
+        return [f"the old artifact could not be removed and is at {stage.path}; remove it"]
+    return []
+
+
+def _journal(
+    lock: EditLock,
+    target: str,
+    names: Collection[str],
+    write: Callable[[str], None],
+    check: Callable[[str, str | None], None],
+) -> list[str]:
+    with journal_in(target) as journal:
+        write(journal.staged)
+        keep_file_metadata(target, journal.staged, names)
+        check(target, journal.staged)
+        lock.check()
+        journal.commit()
+    try:
+        finish_journal(target)
+    except OSError as error:
+        where = os.fsdecode(error.filename or target)
+        note = (
+            f"the change is made, but {where} could not be moved or removed: {error.strerror}; "
+            "the next command that edits this artifact tries again"
+        )
+        return [note]
+    return []
+
+
+@contextmanager
+def unchanged(directory: str) -> Iterator[None]:
+    """Check at the end of the context that nothing in `directory` has changed meanwhile.
+
+    Raises:
+        EditFailed: Something has, by another program than reblock.
+    """
+    before = snapshot(directory)
+    yield
+    changed = sorted(dict(before.items() ^ snapshot(directory).items()))
+    if changed:
+        raise EditFailed(
+            f"{os.path.join(directory, changed[0])!r} was changed by another program during the "
+            "edit, which has changed nothing; run it again",
+            path=os.path.join(directory, changed[0]),
+        )
+
+
+def keep_file_metadata(source: str, stage: str, names: Collection[str]) -> None:
+    """Give files in `stage` the modes and attributes of those of their names in `source`.
+
+    One that is new gets those of the configuration.
+    """
+    for name in names:
+        original = os.path.join(source, name)
+        if not os.path.exists(original):
+            original = os.path.join(source, CONFIG_NAME)
+        keep_metadata(original, os.path.join(stage, name), keep_times=False)

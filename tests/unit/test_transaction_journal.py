@@ -1,0 +1,248 @@
+"""Edits of a directory that cannot be exchanged, and what is left where they are cut off."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from artifacts import fingerprint, make_artifact
+from reblock.artifact.count import read_num_blocks
+from reblock.artifact.location import has_left_overs, locate
+from reblock.artifact.reader import open_artifact
+from reblock.artifact.resize import apply_resize, plan_resize
+from reblock.artifact.transaction import begin_edit
+from reblock.artifact.transaction import journal as journal_module
+from reblock.artifact.transaction import replace as replace_module
+from reblock.artifact.transaction.journal import finish_journal, journal_in
+from reblock.artifact.transaction.lock import edit_lock
+from reblock.errors import ArtifactBusy, EditFailed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NEW_FILES = ["decoder_batch_1.rbln", "decoder_batch_4.rbln", "prefill.rbln", "rbln_config.json"]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return make_artifact(tmp_path / "parent" / "artifact", num_blocks=16)
+
+
+@pytest.fixture(autouse=True)
+def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replace_module, "_may_exchange", lambda target: False)
+
+
+def resize(directory: Path, num_blocks: int) -> list[str]:
+    artifact = open_artifact(str(directory))
+    return apply_resize(artifact, plan_resize(artifact, num_blocks))
+
+
+def leave_committed(directory: Path, num_blocks: int) -> None:
+    """Leave what an edit leaves that is cut off right after its commit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replace_module, "finish_journal", lambda directory: None)
+        patch.setattr(replace_module, "clean_up_for_edit", lambda lock: [])
+        resize(directory, num_blocks)
+    assert (directory / ".reblock-edit" / "committed" / "rbln_config.json").exists()
+
+
+def test_an_edit_by_journal_changes_only_what_it_must(directory: Path) -> None:
+    before = {path.name: path.stat().st_ino for path in directory.iterdir()}
+    assert resize(directory, 20) == []
+    after = {path.name: path.stat().st_ino for path in directory.iterdir()}
+    assert read_num_blocks(str(directory)) == 20
+    changed = {name for name in after if after[name] != before.get(name)}
+    assert changed == {*NEW_FILES, ".reblock.json"}
+    assert os.listdir(directory.parent) == ["artifact"]
+
+
+def test_an_edit_by_journal_is_the_edit_by_exchange(directory: Path, tmp_path: Path) -> None:
+    import shutil
+
+    other = tmp_path / "other"
+    shutil.copytree(directory, other)
+    resize(directory, 20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replace_module, "_may_exchange", lambda target: True)
+        resize(other, 20)
+    assert fingerprint(directory) == fingerprint(other)
+
+
+def test_a_committed_edit_is_what_readers_see_before_it_is_finished(directory: Path) -> None:
+    leave_committed(directory, 20)
+    with edit_lock(str(directory)):  # as somebody who is finishing it
+        assert read_num_blocks(str(directory)) == 20
+        artifact = open_artifact(str(directory))
+    assert artifact.config.kvcache_num_blocks == 20
+    assert all("/committed/" in program.path for program in artifact.programs)
+
+
+@pytest.mark.parametrize("num_moved", range(len(NEW_FILES) + 2))
+def test_a_committed_edit_is_whole_however_many_files_were_moved(
+    directory: Path, num_moved: int
+) -> None:
+    leave_committed(directory, 20)
+    committed = directory / ".reblock-edit" / "committed"
+    for name in sorted(os.listdir(committed))[:num_moved]:
+        os.rename(committed / name, directory / name)
+    with edit_lock(str(directory)):
+        assert open_artifact(str(directory)).config.kvcache_num_blocks == 20
+        assert (directory / ".reblock-edit").exists()
+    assert open_artifact(str(directory)).config.kvcache_num_blocks == 20
+    assert not (directory / ".reblock-edit").exists()
+
+
+def test_a_committed_edit_is_finished_by_the_next_one(directory: Path) -> None:
+    leave_committed(directory, 20)
+    assert has_left_overs(str(directory))
+    with begin_edit(str(directory)) as lock:
+        artifact = open_artifact(str(directory))
+        apply_resize(artifact, plan_resize(artifact, 24), lock=lock)
+    assert read_num_blocks(str(directory)) == 24
+    assert not has_left_overs(str(directory))
+    assert sorted(os.listdir(directory)) == sorted(
+        [*NEW_FILES, ".reblock.json", "config.json", "tokenizer.json", "weights.safetensors"]
+    )
+
+
+def test_a_staged_edit_is_removed_by_the_next_reader(directory: Path) -> None:
+    before = fingerprint(directory)
+    (directory / ".reblock-edit" / "staged").mkdir(parents=True)
+    (directory / ".reblock-edit" / "staged" / "rbln_config.json").write_text("{")
+    assert read_num_blocks(str(directory)) == 16
+    assert fingerprint(directory) == before
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "directory"])
+def test_something_else_under_the_name_of_a_journal_is_left_and_refused(
+    directory: Path, kind: str
+) -> None:
+    path = directory / ".reblock-edit"
+    if kind == "file":
+        path.write_text("mine")
+    elif kind == "link":
+        path.symlink_to("..")
+    else:
+        (path / "mine").mkdir(parents=True)
+    before = fingerprint(directory)
+    assert read_num_blocks(str(directory)) == 16
+    with pytest.raises(EditFailed, match="in the way"):
+        resize(directory, 20)
+    assert fingerprint(directory) == before
+
+
+def test_a_journal_of_somebody_who_is_at_work_is_left_alone(directory: Path) -> None:
+    with begin_edit(str(directory)), journal_in(str(directory)) as journal:
+        assert read_num_blocks(str(directory)) == 16
+        assert os.path.isdir(journal.staged)
+        with pytest.raises(ArtifactBusy), begin_edit(str(directory), timeout_s=0):
+            pass
+
+
+def fail(*arguments: Any) -> None:
+    raise OSError(errno.EIO, "Input/output error", arguments[-1])
+
+
+def test_a_commit_that_does_not_reach_the_disk_is_undone(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = fingerprint(directory)
+    sync_path = journal_module.sync_path
+    monkeypatch.setattr(
+        journal_module,
+        "sync_path",
+        lambda path: (fail if path.endswith(".reblock-edit") else sync_path)(path),
+    )
+    with pytest.raises(EditFailed, match="nothing was changed"):
+        resize(directory, 20)
+    assert fingerprint(directory) == before
+
+
+def test_a_commit_that_cannot_be_finished_is_one_and_says_so(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = os.rename
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            os, "rename", lambda a, b: (rename if b.endswith("committed") else fail)(a, b)
+        )
+        (note,) = resize(directory, 20)
+        assert note.startswith("the change is made, but ")
+        assert read_num_blocks(str(directory)) == 20
+        with pytest.raises(EditFailed, match="Input/output error") as caught:
+            resize(directory, 24)
+        assert "has to be finished first" in caught.value.__notes__[0]
+    finish_journal(str(directory))
+    assert read_num_blocks(str(directory)) == 20
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EBUSY, errno.EINVAL, errno.ENOSYS])
+def test_an_exchange_that_the_system_refuses_becomes_an_edit_by_journal(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    from reblock.artifact.transaction import stage as stage_module
+
+    def refuse(first: str, second: str) -> None:
+        raise OSError(code, os.strerror(code), second)
+
+    monkeypatch.setattr(replace_module, "_may_exchange", lambda target: True)
+    monkeypatch.setattr(stage_module, "exchange", refuse)
+    inode = directory.stat().st_ino
+    assert resize(directory, 20) == []
+    assert directory.stat().st_ino == inode
+    assert read_num_blocks(str(directory)) == 20
+    assert os.listdir(directory.parent) == ["artifact"]
+
+
+def test_an_artifact_that_another_program_changes_meanwhile_is_left_as_it_is_then(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replace_module, "_may_exchange", lambda target: True)
+    carry_over = replace_module.carry_over
+
+    def carry_and_meddle(*arguments: Any, **keywords: Any) -> None:
+        carry_over(*arguments, **keywords)
+        (directory / "notes.txt").write_text("mine")
+
+    monkeypatch.setattr(replace_module, "carry_over", carry_and_meddle)
+    with pytest.raises(EditFailed, match=r"notes\.txt' was changed by another program"):
+        resize(directory, 20)
+    assert read_num_blocks(str(directory)) == 16
+    assert (directory / "notes.txt").read_text() == "mine"
+
+
+def test_locate_takes_what_is_committed_before_what_is_not(directory: Path) -> None:
+    plain = str(directory / "prefill.rbln")
+    assert locate(str(directory), "prefill.rbln") == plain
+    leave_committed(directory, 20)
+    assert locate(str(directory), "prefill.rbln") != plain
+    assert locate(str(directory), "config.json") == str(directory / "config.json")
+
+
+@pytest.mark.parametrize(
+    "place", [".reblock-edit", ".reblock-edit/committed", ".reblock-edit/staged"]
+)
+def test_a_link_in_place_of_the_journal_moves_and_removes_nothing(
+    directory: Path, place: str
+) -> None:
+    outside = directory.parent / "outside"
+    outside.mkdir()
+    (outside / "rbln_config.json").write_text("keep this")
+    (directory / place).parent.mkdir(exist_ok=True)
+    (directory / place).symlink_to(outside)
+    before = fingerprint(outside), fingerprint(directory)
+    with pytest.raises(EditFailed, match="it holds something else"):
+        finish_journal(str(directory))
+    assert (fingerprint(outside), fingerprint(directory)) == before
+
+
+@pytest.mark.parametrize("name", ["committed", "staged"])
+def test_a_pipe_in_the_journal_is_not_waited_for(directory: Path, name: str) -> None:
+    (directory / ".reblock-edit").mkdir()
+    os.mkfifo(directory / ".reblock-edit" / name)
+    with pytest.raises(EditFailed, match="it holds something else"):
+        finish_journal(str(directory))
