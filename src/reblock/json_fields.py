@@ -201,17 +201,18 @@ def _check_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _check_depth(value: object) -> None:
-    level = [value]
+    level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(_MAX_DEPTH):
+        if not level:
+            return
         level = [
             child
             for parent in level
-            if isinstance(parent, (dict, list))
             for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, (dict, list))
         ]
-        if not level:
-            return
-    raise ValueError(f"it is nested too deep, more than {_MAX_DEPTH} values in each other")
+    if level:
+        raise ValueError(f"it is nested too deep, more than {_MAX_DEPTH} values in each other")
 
 
 def _refuse_constant(text: str) -> object:

@@ -85,3 +85,12 @@ def test_inspect_prints_names_as_they_are(tmp_path: Path) -> None:
     make_artifact(tmp_path / "[bold]a[")
     result = reblock_here("inspect", "[bold]a[", cwd=tmp_path)
     assert result.stdout.startswith("artifact   [bold]a[\n")
+
+
+def test_inspect_warns_of_a_damaged_memory_of_the_last_change(tmp_path: Path) -> None:
+    directory = make_artifact(tmp_path / "a")
+    (directory / ".reblock.json").write_text("{")
+    result = reblock_here("inspect", directory, "--json")
+    assert result.returncode == 0
+    assert ".reblock.json" in result.stderr
+    assert json.loads(result.stdout)["previous_kvcache_num_blocks"] is None

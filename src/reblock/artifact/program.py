@@ -57,7 +57,10 @@ _MAX_BYTES = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramFile:
-    """What the file of one compiled program says about itself."""
+    """What the file of one compiled program says about itself, but for its graph.
+
+    The graph can be large and only the backend reads it, so it is not kept.
+    """
 
     name: str
     path: str
@@ -70,15 +73,6 @@ class ProgramFile:
         grids = (*self.memory.alloc.values(), *self.memory.caches.values())
         return sum(len(node) for grid in grids for node in grid)
 
-    @property
-    def graph(self) -> Mapping[str, object]:
-        """The backend's own part, read from the file again: it can be large, and few ask for it.
-
-        Raises:
-            CorruptArtifact: it is not as it must be.
-        """
-        return _read(self.path).nested("graph").values
-
 
 def read_program(path: str) -> ProgramFile:
     """Return what the `.rbln` file at `path` says about itself.
@@ -87,13 +81,9 @@ def read_program(path: str) -> ProgramFile:
         CorruptArtifact: it is missing, cut off, no zip archive, or its entry is not as it must be.
         UnknownFormat: a newer version of reblock wrote it.
     """
-    return _parse(_read(path))
-
-
-def _read(path: str) -> JsonFields:
     try:
         with damage_reported(path), open_archive(path) as archive:
-            return read_description(archive, path)
+            return _parse(read_description(archive, path))
     except OSError as error:
         raise CorruptArtifact(f"cannot be read: {error.strerror}", path=path) from error
 

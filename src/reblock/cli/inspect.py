@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from reblock.artifact.previous import read_previous
 from reblock.artifact.reader import open_artifact
 from reblock.cli.parser import add_directory, add_json
+from reblock.cli.streams import tell
 from reblock.config import DTYPE_BYTES
-from reblock.errors import DoesNotFit, NoPreviousCount
+from reblock.errors import BadArtifact, DoesNotFit, NoPreviousCount
 from reblock.sizing import capacity, chiplet_uses, estimate
 from reblock.units import format_gib
 
@@ -103,6 +104,10 @@ def _previous(artifact: Artifact) -> int | None:
     try:
         return read_previous(artifact.directory)
     except NoPreviousCount:
+        return None
+    except BadArtifact as error:
+        # Nothing depends on it but the way back.
+        tell(f"warning: {error}")
         return None
 
 
