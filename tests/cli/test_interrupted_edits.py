@@ -161,7 +161,7 @@ def test_what_cannot_be_removed_is_named_and_removed_by_the_next_edit(
         done = reblock_here("set", directory, "20")
         old = next(name for name in os.listdir(directory.parent) if name[-1] not in "kt")
         assert done.returncode == 0
-        assert f"{directory.parent / old}; remove it" in done.stderr
+        assert f"note: {directory.parent / old} could not be removed" in done.stderr
         patch.setattr(resize_module, "write_resized", fail)
         refused = reblock_here("set", directory, "24")
     assert refused.returncode == 1

@@ -148,7 +148,7 @@ def apply_resize(
             return replace_files(
                 held, names=edit.names, write=edit.write, check=edit.check, progress=progress
             )
-        copy_with(
+        return copy_with(
             held,
             output_dir,
             names=edit.names,
@@ -157,7 +157,6 @@ def apply_resize(
             sharing=Sharing.COPY if is_copied else Sharing.SHARE,
             progress=progress,
         )
-        return []
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from reblock.artifact.transaction.carry import Sharing
 from reblock.artifact.transaction.clean_up import begin_edit, clean_up_if_possible
 from reblock.artifact.transaction.lock import EditLock
 from reblock.artifact.transaction.replace import replace_files
+from reblock.artifact.transaction.stage import left_note
 from reblock.artifact.transaction.undisturbed import undisturbed
 from reblock.artifact.transaction.write_new import check_destination, copy_with, new_directory
 
@@ -27,6 +28,7 @@ __all__ = [
     "check_destination",
     "clean_up_if_possible",
     "copy_with",
+    "left_note",
     "new_directory",
     "replace_files",
     "undisturbed",

@@ -120,8 +120,8 @@ class _Carrier:
 
     def _carry_link(self, path: str, target: str) -> None:
         text, real = os.readlink(path), os.path.realpath(path)
-        stays_inside = not os.path.isabs(text) and is_inside(real, self._root)
-        if self._sharing is not Sharing.REPLACE and not stays_inside and os.path.exists(real):
+        keeps = self._sharing is Sharing.REPLACE or self._leads_inside(path, text)
+        if not keeps and os.path.exists(real):
             if not os.path.isdir(real):
                 self._carry_file(real, target)
                 return
@@ -129,6 +129,12 @@ class _Carrier:
             text = real
         os.symlink(text, target)
         shutil.copystat(path, target, follow_symlinks=False)
+
+    def _leads_inside(self, path: str, text: str) -> bool:
+        """Return whether a link leads to an entry of the source, be that a link out of it."""
+        holder = os.path.realpath(os.path.dirname(os.path.join(os.path.dirname(path), text)))
+        is_entry = os.path.basename(text) not in {"", os.curdir, os.pardir}
+        return not os.path.isabs(text) and is_entry and is_inside(holder, self._root)
 
     def _carry_file(self, path: str, target: str) -> None:
         status = os.stat(path)

@@ -16,7 +16,7 @@ from reblock.artifact.transaction.carry import (
 )
 from reblock.artifact.transaction.clean_up import clean_up_for_edit
 from reblock.artifact.transaction.journal import finish_journal, journal_in
-from reblock.artifact.transaction.stage import edit_failed, stage_beside
+from reblock.artifact.transaction.stage import edit_failed, left_note, stage_beside
 from reblock.artifact.transaction.system import keep_metadata
 from reblock.errors import EditFailed
 
@@ -72,15 +72,12 @@ def replace_files(
     if not os.access(target, os.W_OK):
         # Found out here, because an exchange writes to the parent directory and not to this one.
         raise edit_failed(_refusal(target), lock.directory, target)
-    notes = [
-        f"{path} is left of an edit that was cut off, and could not be removed"
-        for path in clean_up_for_edit(lock)
-    ]
+    notes = [left_note(path) for path in clean_up_for_edit(lock)]
     if _may_exchange(target):
         try:
             return notes + _exchange(lock, target, names, write, check, progress)
-        except ExchangeImpossible:
-            pass
+        except ExchangeImpossible as reason:
+            notes += getattr(reason, "__notes__", [])
     return notes + _journal(lock, target, names, write, check)
 
 
@@ -118,9 +115,7 @@ def _exchange(
             if error.errno in _CANNOT_EXCHANGE:
                 raise ExchangeImpossible from error
             raise
-    if os.path.lexists(stage.path):
-        return [f"the old artifact could not be removed and is at {stage.path}; remove it"]
-    return []
+    return [] if stage.left is None else [left_note(stage.left)]
 
 
 def _journal(

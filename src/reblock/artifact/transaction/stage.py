@@ -33,7 +33,14 @@ from reblock.errors import DestinationExists, EditFailed, ReblockError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Stage", "destination_exists", "edit_failed", "remove_dead_stages", "stage_beside"]
+__all__ = [
+    "Stage",
+    "destination_exists",
+    "edit_failed",
+    "left_note",
+    "remove_dead_stages",
+    "stage_beside",
+]
 
 # Of the 255 that a name may have: the rest is for what makes the name of a stage.
 _MAX_NAME_BYTES = 200
@@ -42,12 +49,17 @@ _MARKER_SUFFIX = ".lock"
 
 
 class Stage:
-    """A directory being built at `path`, to be put at `target`; made by `stage_beside`."""
+    """A directory being built at `path`, to be put at `target`; made by `stage_beside`.
+
+    `left` is, in the end, what the system did not let be removed: the stage, the old artifact
+    or the marker, or None.
+    """
 
     def __init__(self, path: str, target: str) -> None:
         self.path = path
         self.target = target
         self.is_committed = False
+        self.left: str | None = None
 
     def commit_new(self) -> None:
         """Put the stage at the target, where nothing or an empty directory is.
@@ -221,25 +233,31 @@ def _open_marker(path: str) -> int | None:
 def _clean_up(stage: Stage, made: list[str], reason: BaseException | None = None) -> None:
     """Remove what is at the stage's path; `reason` is told of what could not be removed."""
     with undisturbed():
-        if not _remove(stage.path) and reason is not None:
-            reason.add_note(
-                f"{stage.path} could not be removed; the next command that edits here tries again"
-            )
+        _remove(stage.path)
+        for path in (stage.path, stage.path + _MARKER_SUFFIX):
+            if os.path.lexists(path):
+                stage.left = path
+                break
+        if stage.left is not None and reason is not None:
+            reason.add_note(left_note(stage.left))
         if not stage.is_committed:
             for directory in reversed(made):
                 with suppress(OSError):  # somebody else has put something there
                     os.rmdir(directory)
 
 
+def left_note(path: str) -> str:
+    """Return what to say of a path that could not be removed."""
+    return f"{path} could not be removed; the next command on this artifact tries again"
+
+
 def _remove(path: str) -> bool:
     """Remove a stage and its marker; the marker stays where the stage does."""
     if os.path.islink(path) or not remove_tree(path):
         return False
-    try:
+    with suppress(OSError):
         os.unlink(path + _MARKER_SUFFIX)
-    except OSError:
-        return not os.path.lexists(path + _MARKER_SUFFIX)
-    return True
+    return not os.path.lexists(path + _MARKER_SUFFIX)
 
 
 def _make_directories(path: str, made: list[str]) -> None:

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 
 from reblock.artifact.transaction.carry import carry_over, is_inside
 from reblock.artifact.transaction.replace import keep_file_metadata, unchanged
-from reblock.artifact.transaction.stage import destination_exists, remove_dead_stages, stage_beside
+from reblock.artifact.transaction.stage import (
+    destination_exists,
+    left_note,
+    remove_dead_stages,
+    stage_beside,
+)
 from reblock.artifact.transaction.system import keep_metadata
 from reblock.errors import InvalidDestination
 
@@ -52,6 +57,8 @@ def check_destination(destination: str, *, source: str | None) -> None:
                 path=destination,
             )
     if os.path.lexists(real) and not (os.path.isdir(real) and not os.listdir(real)):
+        # Perhaps of a command that was cut off just after it had written it.
+        remove_dead_stages(os.path.dirname(real))
         raise destination_exists(destination)
 
 
@@ -78,7 +85,7 @@ def copy_with(
     check: Callable[[str, str | None], None],
     sharing: Sharing,
     progress: Progress,
-) -> None:
+) -> list[str]:
     """Write a copy of the artifact that is locked, in which some files are others.
 
     Args:
@@ -89,6 +96,9 @@ def copy_with(
         check: Given a directory and None; raises where that is not the artifact it was to be.
         sharing: Whether the copy may share files with the source.
         progress: Is told of large files that have to be copied.
+
+    Returns:
+        Notes on what the system did not let be removed.
 
     Raises:
         DestinationExists: Something is at the destination.
@@ -108,3 +118,4 @@ def copy_with(
             check(stage.path, None)
         lock.check()
         stage.commit_new()
+    return [] if stage.left is None else [left_note(stage.left)]

@@ -24,7 +24,7 @@ import torch
 from reblock.artifact.checksum import file_digest, program_digest
 from reblock.artifact.location import CONFIG_NAME
 from reblock.artifact.reader import Artifact, open_artifact
-from reblock.artifact.transaction import check_destination, new_directory
+from reblock.artifact.transaction import check_destination, left_note, new_directory
 from reblock.backends.torch import describe
 from reblock.backends.torch.build import (
     CompiledPiece,
@@ -144,6 +144,8 @@ def compile_model(
         with new_directory(output_dir) as stage:
             sizing = _build(stage.path, model, options, clock)
             stage.commit_new()
+        if stage.left is not None:
+            progress.note(f"note: {left_note(stage.left)}")
     except NotCompilable as reason:
         raise UnsupportedModel(
             f"{model_id!r} cannot be compiled: {reason}", model=model_id
