@@ -35,7 +35,10 @@ __all__ = [
     "chiplet_uses",
     "estimate",
     "fits",
+    "largest_fitting",
+    "resolve_budget",
     "smallest_budget",
+    "tightest",
 ]
 
 
@@ -164,12 +167,56 @@ def capacity(num_blocks: int, *, block_size: int, max_seq_len: int, batch_size: 
 def smallest_budget(plan: MemoryPlan, num_blocks: int) -> int:
     """Return the smallest budget of one device, in bytes, that `num_blocks` fit into."""
     # Every chiplet has the same share, so all of them must have what the tightest one needs.
-    return _tightest(plan, num_blocks)[0] * plan.num_chiplets
+    return tightest(plan, num_blocks)[0] * plan.num_chiplets
 
 
 def fits(plan: MemoryPlan, num_blocks: int, budget_bytes: int) -> bool:
     """Return whether `num_blocks` fit into a budget of `budget_bytes` of one device."""
     return smallest_budget(plan, num_blocks) <= budget_bytes
+
+
+def tightest(plan: MemoryPlan, num_blocks: int) -> tuple[int, tuple[int, int]]:
+    """Return what the fullest chiplet holds and which (node, chiplet) it is, the first of equals."""
+    needed, negative_node, negative_chiplet = max(
+        (num_bytes, -node, -chiplet)
+        for node, row in enumerate(plan.total_at(num_blocks))
+        for chiplet, num_bytes in enumerate(row)
+    )
+    return needed, (-negative_node, -negative_chiplet)
+
+
+def largest_fitting(plan: MemoryPlan, bounds: BlockBounds, budget_bytes: int) -> int | None:
+    """Return the largest count within `bounds` that fits, None where not even the smallest does.
+
+    `budget_bytes` are of one device.
+    """
+    if fits(plan, bounds.full, budget_bytes):
+        return bounds.full
+    if not fits(plan, bounds.minimum, budget_bytes):
+        return None
+    fitting, refused = bounds.minimum, bounds.full
+    while refused - fitting > 1:
+        middle = (fitting + refused) // 2
+        if fits(plan, middle, budget_bytes):
+            fitting = middle
+        else:
+            refused = middle
+    return fitting
+
+
+def resolve_budget(plan: MemoryPlan, device: Device, budget: MemoryBudget) -> int:
+    """Return the budget in bytes of one `device`.
+
+    Raises:
+        BudgetAboveDevice: It is more than the device has.
+        UsageError: The plan is for devices with another number of chiplets.
+    """
+    if plan.num_chiplets != device.num_chiplets:
+        raise UsageError(
+            f"the programs are compiled for devices of {plan.num_chiplets} chiplets, but "
+            f"{device.name} has {device.num_chiplets}; choose the device they were compiled for"
+        )
+    return budget.resolve(device.available_bytes)
 
 
 def chiplet_uses(plan: MemoryPlan, num_blocks: int, budget_bytes: int) -> tuple[ChipletUse, ...]:
@@ -209,17 +256,12 @@ def estimate(
         BudgetTooSmall: Not even `bounds.minimum` blocks fit.
         UsageError: The plan is for devices with another number of chiplets.
     """
-    if plan.num_chiplets != device.num_chiplets:
-        raise UsageError(
-            f"the programs are compiled for devices of {plan.num_chiplets} chiplets, but "
-            f"{device.name} has {device.num_chiplets}; choose the device they were compiled for"
-        )
-    budget_bytes = budget.resolve(device.available_bytes)
+    budget_bytes = resolve_budget(plan, device, budget)
     if not plan.has_resizable_cache:
         bounds = BlockBounds(minimum=plan.current_blocks, full=plan.current_blocks)
-    if not fits(plan, bounds.minimum, budget_bytes):
+    num_blocks = largest_fitting(plan, bounds, budget_bytes)
+    if num_blocks is None:
         raise _too_small(plan, bounds.minimum, budget, budget_bytes, device)
-    num_blocks = _search(plan, bounds, budget_bytes)
     is_full = num_blocks == bounds.full
     limited_by: Limit = "full_batch" if is_full else "budget"
     if not plan.has_resizable_cache:
@@ -231,40 +273,17 @@ def estimate(
         budget_bytes=budget_bytes,
         available_bytes=device.available_bytes,
         # The chiplet that refuses one more block need not be the fullest one now.
-        tightest=_tightest(plan, num_blocks if is_full else num_blocks + 1)[1],
+        tightest=tightest(plan, num_blocks if is_full else num_blocks + 1)[1],
         chiplets=chiplet_uses(plan, num_blocks, budget_bytes),
         smallest_budget_bytes=smallest_budget(plan, bounds.minimum),
         next_block_budget_bytes=None if is_full else smallest_budget(plan, num_blocks + 1),
     )
 
 
-def _search(plan: MemoryPlan, bounds: BlockBounds, budget_bytes: int) -> int:
-    if fits(plan, bounds.full, budget_bytes):
-        return bounds.full
-    fitting, refused = bounds.minimum, bounds.full
-    while refused - fitting > 1:
-        middle = (fitting + refused) // 2
-        if fits(plan, middle, budget_bytes):
-            fitting = middle
-        else:
-            refused = middle
-    return fitting
-
-
-def _tightest(plan: MemoryPlan, num_blocks: int) -> tuple[int, tuple[int, int]]:
-    """Return what the fullest chiplet holds and which one it is, the first of equals."""
-    needed, negative_node, negative_chiplet = max(
-        (num_bytes, -node, -chiplet)
-        for node, row in enumerate(plan.total_at(num_blocks))
-        for chiplet, num_bytes in enumerate(row)
-    )
-    return needed, (-negative_node, -negative_chiplet)
-
-
 def _too_small(
     plan: MemoryPlan, minimum: int, budget: MemoryBudget, budget_bytes: int, device: Device
 ) -> BudgetTooSmall:
-    needed, (node, chiplet) = _tightest(plan, minimum)
+    needed, (node, chiplet) = tightest(plan, minimum)
     smallest, available = needed * plan.num_chiplets, device.available_bytes
     static = plan.static_bytes[node][chiplet]
     problem = (
