@@ -9,7 +9,6 @@ resizable cache's shape is the most it can ever use, and stays as it is when the
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -17,11 +16,12 @@ from typing import TYPE_CHECKING, Literal
 from reblock.block_count import parse_block_count
 from reblock.errors import ArtifactMismatch
 from reblock.info import check_file_name, parse_info
+from reblock.json_edit import replace_integer
 from reblock.json_fields import JsonFields, parse_json_object
 from reblock.sizing import BlockBounds, block_bounds
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from reblock.info import ReblockInfo
 
@@ -34,6 +34,8 @@ __all__ = [
 ]
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
+
+_MAX_DIMENSIONS = 8
 
 # What our own programs compute in, and how their layers may attend.
 _OUR_DTYPES = ("float32", "bfloat16")
@@ -85,16 +87,19 @@ class CacheMeta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledProgram:
-    """One compiled program, which lies in `<name>.rbln`, and the devices it was compiled for."""
+    """One compiled program, which lies in `<name>.rbln`, and the devices it was compiled for.
+
+    `npu` is None where it is not noted.
+    """
 
     name: str
-    npu: str
+    npu: str | None
     num_devices: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RBLNConfig:
-    """The part of `rbln_config.json` that reblock uses, checked; `raw` is all of it, as read.
+    """The part of `rbln_config.json` that reblock uses, checked; `text` is the whole file.
 
     `reblock` is None where another tool wrote the file.
     """
@@ -115,8 +120,7 @@ class RBLNConfig:
     cache_metas: tuple[CacheMeta, ...]
     programs: tuple[CompiledProgram, ...]
     reblock: ReblockInfo | None
-    raw: Mapping[str, object]
-    has_final_newline: bool
+    text: str
 
     @property
     def backend(self) -> str:
@@ -124,8 +128,8 @@ class RBLNConfig:
         return "rbln" if self.reblock is None else self.reblock.backend
 
     @property
-    def npu(self) -> str:
-        """The device that all programs were compiled for."""
+    def npu(self) -> str | None:
+        """The device that all programs were compiled for, None where it is not noted."""
         return self.programs[0].npu
 
     @property
@@ -149,14 +153,10 @@ class RBLNConfig:
         return {meta.name: meta.is_resizable for meta in self.cache_metas}
 
     def with_num_blocks(self, num_blocks: int) -> RBLNConfig:
-        """Return the same configuration with another block count."""
+        """Return the same configuration with another block count; nothing else in it changes."""
         num_blocks = parse_block_count(num_blocks)
-        raw = {**self.raw, "kvcache_num_blocks": num_blocks}
-        return replace(self, kvcache_num_blocks=num_blocks, raw=raw)
-
-    def to_json(self) -> str:
-        """Return the text of the file: every key that was read, in the order it was read in."""
-        return json.dumps(self.raw, indent=2) + ("\n" if self.has_final_newline else "")
+        text = replace_integer(self.text, ["kvcache_num_blocks"], num_blocks)
+        return replace(self, kvcache_num_blocks=num_blocks, text=text)
 
 
 def parse_config(text: str | bytes, *, path: str) -> RBLNConfig:
@@ -193,8 +193,7 @@ def parse_config(text: str | bytes, *, path: str) -> RBLNConfig:
         cache_metas=caches,
         programs=programs,
         reblock=reblock,
-        raw=raw,
-        has_final_newline=text[-1:] in ("\n", b"\n"),
+        text=text if isinstance(text, str) else text.decode(),
     )
     if config.kvcache_block_size > config.max_seq_len:
         raise fields.corrupt("kvcache_block_size", f"is above max_seq_len, {config.max_seq_len}")
@@ -270,7 +269,7 @@ def _parse_programs(fields: JsonFields, *, is_ours: bool) -> tuple[CompiledProgr
         programs.append(
             CompiledProgram(
                 name=check_file_name(item, key, item.text(key)),
-                npu=item.text("npu"),
+                npu=item.text("npu") if is_ours or item.values.get("npu") is not None else None,
                 # None is how optimum-rbln writes one device that it was not told about.
                 num_devices=item.optional_integer("num_devices") or 1,
             )
@@ -281,7 +280,7 @@ def _parse_programs(fields: JsonFields, *, is_ours: bool) -> tuple[CompiledProgr
     devices = {(program.npu, program.num_devices) for program in programs}
     if len(devices) > 1:
         raise ArtifactMismatch(
-            f"_compile_cfgs names programs for different devices: {sorted(devices)}",
+            f"_compile_cfgs names programs for different devices: {sorted(map(str, devices))}",
             path=fields.path,
         )
     return tuple(programs)
@@ -293,8 +292,8 @@ def _parse_caches(fields: JsonFields, *, is_ours: bool) -> tuple[CacheMeta, ...]
         if is_ours:
             item.refuse_unknown(_CACHE_KEYS)
         shape = item.integers("shape")
-        if not shape:
-            raise item.corrupt("shape", "is empty")
+        if not 1 <= len(shape) <= _MAX_DIMENSIONS:
+            raise item.corrupt("shape", f"has {len(shape)} dimensions, not 1 to {_MAX_DIMENSIONS}")
         dtype = item.text("dtype")
         _check_known(item, "dtype", dtype, DTYPE_BYTES)
         caches.append(

@@ -7,6 +7,7 @@
     |   |-- InvalidOption                  an unknown or unsupported option, or a bad value of one
     |   |   `-- UnknownDevice              a device name that is in no table
     |   |-- NoPreviousCount                going back where no change is recorded
+    |   |-- ModuleNeeded                   no module, or an unknown one, of an artifact of several
     |   `-- InvalidDestination             a destination that is the source or lies inside it
     |-- DoesNotFit (ValueError)         3, what was asked makes sense but there is no room for it
     |   |-- BudgetAboveDevice              a budget above what the device has
@@ -109,6 +110,14 @@ class NoPreviousCount(UsageError):
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
         self.path = path
+
+
+class ModuleNeeded(UsageError):
+    """No module, or an unknown one, of an artifact of several; `modules` are those with a cache."""
+
+    def __init__(self, message: str, *, modules: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.modules = modules
 
 
 class InvalidDestination(UsageError):

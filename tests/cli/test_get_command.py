@@ -40,6 +40,7 @@ def test_get_json_prints_one_object(tmp_path: Path) -> None:
     result = reblock("get", directory, "--json")
     assert json.loads(result.stdout) == {
         "directory": str(directory),
+        "module": None,
         "kvcache_num_blocks": 21,
     }
 

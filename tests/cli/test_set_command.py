@@ -121,6 +121,7 @@ def test_set_json_prints_one_object(directory: Path, budget: str) -> None:
     result = reblock_here("set", directory, "--memory-budget", budget, "--json")
     assert json.loads(result.stdout) == {
         "directory": str(directory),
+        "module": None,
         "output_dir": None,
         "is_dry_run": False,
         "is_written": True,

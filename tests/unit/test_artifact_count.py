@@ -146,4 +146,4 @@ def test_the_light_reader_agrees_with_the_full_one(tmp_path: Path) -> None:
     path = make_artifact(tmp_path / "a", num_blocks=13) / "rbln_config.json"
     config = full_config.parse_config(path.read_bytes(), path=str(path))
     assert config.kvcache_num_blocks == read_num_blocks(str(path.parent)) == 13
-    assert json.loads(config.to_json()) == json.loads(path.read_text())
+    assert json.loads(config.text) == json.loads(path.read_text())

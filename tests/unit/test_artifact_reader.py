@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -57,8 +58,9 @@ def test_memory_plan_keeps_sliding_caches_as_they_are(tmp_path: Path) -> None:
     assert plan.kv_unaligned_bytes_at(20) == ((2 * 20 * BYTES_PER_BLOCK + window,),)
 
 
-def test_open_artifact_of_optimum_rbln_says_what_it_takes() -> None:
-    with pytest.raises(MissingDependency, match="takes the RBLN compiler") as caught:
+def test_open_artifact_of_optimum_rbln_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rebel", None)  # as where it is not installed
+    with pytest.raises(MissingDependency, match="Install rebel-compiler") as caught:
         open_artifact(os.path.join(OPTIMUM_RBLN, "qwen3_8b_cr13"))
     assert caught.value.package == "rebel-compiler"
 
@@ -146,11 +148,11 @@ def test_open_artifact_reads_again_where_the_directory_was_replaced(
     make_artifact(tmp_path / "new", num_blocks=20)
     read = reader.load_programs
 
-    def replace_meanwhile(directory: str, config: Any, changed_in: None) -> Any:
+    def replace_meanwhile(directory: str, config: Any, *arguments: Any, **keywords: Any) -> Any:
         if config.kvcache_num_blocks == 16:
             os.rename(directory, tmp_path / "old")
             os.rename(tmp_path / "new", directory)
-        return read(directory, config, changed_in)
+        return read(directory, config, *arguments, **keywords)
 
     monkeypatch.setattr(reader, "load_programs", replace_meanwhile)
     artifact = open_artifact(str(directory))
@@ -165,9 +167,9 @@ def test_open_artifact_that_never_comes_to_rest_is_refused(
     opened: list[Artifact] = []
     read = reader.read_artifact
 
-    def change_meanwhile(path: str) -> Artifact:
+    def change_meanwhile(path: str, **keywords: Any) -> Artifact:
         os.utime(directory / "rbln_config.json", ns=(len(opened), len(opened)))
-        opened.append(read(path))
+        opened.append(read(path, **keywords))
         return opened[-1]
 
     monkeypatch.setattr(reader, "read_artifact", change_meanwhile)
@@ -189,10 +191,10 @@ def test_open_artifact_reads_again_where_an_edit_is_being_finished(
     monkeypatch.setattr(reader, "clean_up_if_possible", lambda directory: None)
     read = reader.load_programs
 
-    def move_meanwhile(directory: str, config: Any, changed_in: None) -> Any:
+    def move_meanwhile(directory: str, *arguments: Any, **keywords: Any) -> Any:
         for name in os.listdir(committed):
             os.rename(committed / name, os.path.join(directory, name))
-        return read(directory, config, changed_in)
+        return read(directory, *arguments, **keywords)
 
     def move_after_it_was_found(path: str) -> Any:
         if os.path.exists(path) and os.path.dirname(path) == str(committed):

@@ -109,7 +109,7 @@ def test_config_of_our_own_is_read_in_full() -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_config_of_optimum_rbln_is_written_back_byte_for_byte(name: str) -> None:
     text = read_config_bytes(name)
-    assert parse_config(text, path=name).to_json().encode() == text
+    assert parse_config(text, path=name).text.encode() == text
 
 
 def test_config_of_optimum_rbln_is_read() -> None:
@@ -132,21 +132,20 @@ def test_cache_of_eager_attention_with_a_fixed_count_is_not_resizable() -> None:
 @pytest.mark.parametrize("final", ["", "\n"])
 def test_final_newline_is_kept_as_it_was(final: str) -> None:
     text = json.dumps(make_raw(), indent=2) + final
-    assert parse_config(text, path="/a").to_json() == text
-    assert parse_config(text.encode(), path="/a").to_json() == text
+    assert parse_config(text, path="/a").text == text
+    assert parse_config(text.encode(), path="/a").text == text
 
 
 def test_another_block_count_changes_one_number_of_the_file() -> None:
     config = load_config(QWEN3_CR13)
     before = read_config_bytes(QWEN3_CR13).decode().splitlines()
     changed = config.with_num_blocks(40)
-    after = changed.to_json().splitlines()
+    after = changed.text.splitlines()
     assert [pair for pair in zip(before, after, strict=True) if pair[0] != pair[1]] == [
         ('  "kvcache_num_blocks": 107,', '  "kvcache_num_blocks": 40,')
     ]
-    assert parse_config(changed.to_json(), path="/a") == changed
+    assert parse_config(changed.text, path="/a") == changed
     assert config.kvcache_num_blocks == 107
-    assert config.raw["kvcache_num_blocks"] == 107
 
 
 def test_block_count_there_and_back_is_the_same_file() -> None:
@@ -163,7 +162,7 @@ def test_unknown_keys_of_optimum_rbln_are_kept() -> None:
     raw = {**without(make_raw(), "reblock"), "optimum_rbln_version": "0.13.0", "new": {"a": [1]}}
     raw["cache_metas"][0]["newer"] = None
     raw["_compile_cfgs"][0]["newest"] = 1.5
-    assert json.loads(parse(raw).with_num_blocks(9).to_json()) == {**raw, "kvcache_num_blocks": 9}
+    assert json.loads(parse(raw).with_num_blocks(9).text) == {**raw, "kvcache_num_blocks": 9}
 
 
 @pytest.mark.parametrize(
@@ -226,7 +225,7 @@ def test_missing_key_of_reblock_is_refused_by_name(key: str) -> None:
         ({"_compile_cfgs": []}, "_compile_cfgs names no compiled program"),
         ({"reblock": None}, "reblock must be an object"),
         ({"cache_metas": [make_cache("a"), make_cache("a")]}, "cache_metas has 'a' twice"),
-        ({"cache_metas": [make_cache("a", shape=[])]}, r"cache_metas\[0\]\.shape is empty"),
+        ({"cache_metas": [make_cache("a", shape=[])]}, r"cache_metas\[0\]\.shape has 0 dimensions"),
         ({"cache_metas": [make_cache("a", shape=[1, 0])]}, r"cache_metas\[0\]\.shape must be"),
         ({"cache_metas": [make_cache("a", dtype="int3")]}, r"dtype is 'int3'; known are float32"),
         ({"cache_metas": [make_cache("a", is_auto="yes")]}, "is_auto must be true or false"),
@@ -333,7 +332,7 @@ def test_weights_may_be_larger_than_31_bits_can_say() -> None:
         "a": 2**40,
         "b.safetensors": 1,
     }
-    assert config.to_json() == text
+    assert config.text == text
 
 
 def test_shapes_that_our_compiler_never_writes_are_accepted_of_optimum_rbln() -> None:

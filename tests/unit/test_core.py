@@ -16,6 +16,7 @@ CORE = [
     "devices",
     "errors",
     "info",
+    "json_edit",
     "json_fields",
     "memory",
     "options",

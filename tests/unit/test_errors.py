@@ -24,6 +24,7 @@ DATA: dict[str, object] = {
     "max_tokens": 5,
     "method": "exp_rescale_buffer_size",
     "model": "org/name",
+    "modules": ("language_model",),
     "nearest": "batch_size",
     "needed_bytes": 12,
     "num_blocks": 1,

@@ -21,7 +21,7 @@ def locate(directory: str, name: str, changed_in: str | None = None) -> str:
 
     Args:
         directory: Where the artifact is.
-        name: The name of a file at its top.
+        name: The path of a file within it.
         changed_in: A directory whose files stand in for those of the artifact; by default that
             of an edit that was committed and is not finished.
     """
@@ -34,8 +34,8 @@ def committed_directory(directory: str) -> str:
     return os.path.join(directory, JOURNAL_NAME, COMMITTED_NAME)
 
 
-def config_path(directory: str, changed_in: str | None = None) -> str:
-    """Return the path of the `rbln_config.json` of the artifact in `directory`.
+def config_path(directory: str, changed_in: str | None = None, module: str | None = None) -> str:
+    """Return the path of the `rbln_config.json` of the artifact in `directory`, or of a module.
 
     Raises:
         NotAnArtifact: no directory is there, or it has no such file.
@@ -45,10 +45,11 @@ def config_path(directory: str, changed_in: str | None = None) -> str:
         _check_access(directory)
         reason = "is not a directory" if os.path.lexists(directory) else "does not exist"
         raise NotAnArtifact(f"{reason}; give the directory of a compiled artifact", path=directory)
-    path = locate(directory, CONFIG_NAME, changed_in)
+    name = os.path.join(module or "", CONFIG_NAME)
+    path = locate(directory, name, changed_in)
     if not os.path.exists(path):
         # It may have been moved up in between.
-        path = os.path.join(directory, CONFIG_NAME)
+        path = os.path.join(directory, name)
     if not os.path.exists(path):
         _check_access(path)
         raise NotAnArtifact(f"holds no {CONFIG_NAME}, so it is not an artifact", path=directory)

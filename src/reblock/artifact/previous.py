@@ -21,15 +21,15 @@ PREVIOUS_NAME = ".reblock.json"
 _KEY = "previous_kvcache_num_blocks"
 
 
-def read_previous(directory: str) -> int:
-    """Return the block count that the artifact in `directory` had before its last change.
+def read_previous(directory: str, module: str | None = None) -> int:
+    """Return the block count that an artifact, or a module of it, had before its last change.
 
     Raises:
         NoPreviousCount: It was never changed.
         CorruptArtifact: The file that keeps it is damaged.
         UnknownFormat: A newer version of reblock wrote it.
     """
-    path = locate(directory, PREVIOUS_NAME)
+    path = locate(directory, os.path.join(module or "", PREVIOUS_NAME))
     if not os.path.lexists(path):
         raise NoPreviousCount(
             f"{directory!r} has no previous block count, because it was never changed; give the "

@@ -16,6 +16,7 @@ from reblock.artifact.location import CONFIG_NAME
 from reblock.artifact.previous import PREVIOUS_NAME, previous_text
 from reblock.artifact.program import write_resized
 from reblock.artifact.reader import open_artifact, read_artifact
+from reblock.artifact.rebel import write_compiled
 from reblock.artifact.transaction import (
     Sharing,
     begin_edit,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from reblock.artifact.program import ProgramFile
     from reblock.artifact.reader import Artifact
     from reblock.artifact.transaction import EditLock
+    from reblock.info import ReblockInfo
     from reblock.memory import Grid, MemoryPlan
     from reblock.progress import Progress
     from reblock.sizing import Sizing
@@ -141,8 +143,8 @@ def apply_resize(
         check_destination(output_dir, source=artifact.directory)
     elif not plan.is_change:
         return []
-    edit = _Edit(artifact, plan)
     progress = progress or SilentProgress()
+    edit = _Edit(artifact, plan, progress)
     with nullcontext(lock) if lock is not None else _lock_opened(artifact) as held:
         if output_dir is None:
             return replace_files(
@@ -164,7 +166,7 @@ def _lock_opened(artifact: Artifact) -> Iterator[EditLock]:
     """Lock the directory of an artifact and check that it still is as it was opened."""
     directory = artifact.directory
     with begin_edit(directory) as lock:
-        if open_artifact(directory) != artifact:
+        if open_artifact(directory, artifact.module) != artifact:
             raise EditFailed(
                 f"{directory!r} was changed since it was opened, and is left as it is now; open it "
                 "again",
@@ -188,7 +190,8 @@ def _check_minimum(artifact: Artifact, num_blocks: int) -> None:
 
 def _warn_of_left_over_programs(artifact: Artifact) -> list[str]:
     known = {os.path.basename(program.path) for program in artifact.programs}
-    names = [name for name in os.listdir(artifact.directory) if name.endswith(".rbln")]
+    place = os.path.join(artifact.directory, artifact.module or "")
+    names = [name for name in os.listdir(place) if name.endswith(".rbln")]
     return [
         f"{name} belongs to no program of this artifact and is carried over as it is"
         for name in sorted(names)
@@ -197,8 +200,23 @@ def _warn_of_left_over_programs(artifact: Artifact) -> list[str]:
 
 
 def _warn_of_size(artifact: Artifact, plan: MemoryPlan, num_blocks: int) -> list[str]:
+    warnings = _warn_of_device(artifact, plan, num_blocks)
+    full = artifact.bounds.full
+    if num_blocks > full:
+        unused = _largest_node(plan.kv_bytes_at(num_blocks)) - _largest_node(plan.kv_bytes_at(full))
+        warnings.append(
+            f"{num_blocks} blocks are more than the {full} that these programs can ever use; the "
+            f"other {num_blocks - full} take {format_gib(unused)} for nothing"
+        )
+    return warnings
+
+
+def _warn_of_device(artifact: Artifact, plan: MemoryPlan, num_blocks: int) -> list[str]:
+    if artifact.config.npu is None:
+        warning = "the artifact does not say which device it was compiled for, so whether "
+        return [f"{warning}{num_blocks} blocks fit was not checked"]
     warnings = []
-    device, full = artifact.device(), artifact.bounds.full
+    device = artifact.device()
     needed, available = smallest_budget(plan, num_blocks), device.available_bytes
     if needed > available:
         try:
@@ -210,12 +228,6 @@ def _warn_of_size(artifact: Artifact, plan: MemoryPlan, num_blocks: int) -> list
             f"{num_blocks} blocks need {format_bytes(needed)} of each device, but {device.name} "
             f"has {format_bytes(available)} available; {largest}"
         )
-    if num_blocks > full:
-        unused = _largest_node(plan.kv_bytes_at(num_blocks)) - _largest_node(plan.kv_bytes_at(full))
-        warnings.append(
-            f"{num_blocks} blocks are more than the {full} that these programs can ever use; the "
-            f"other {num_blocks - full} take {format_gib(unused)} for nothing"
-        )
     return warnings
 
 
@@ -224,39 +236,41 @@ def _largest_node(grid: Grid) -> int:
 
 
 class _Edit:
-    """What a resize writes, and the check of what was written."""
+    """What a resize writes, and the check of what was written; names are within the artifact."""
 
-    def __init__(self, artifact: Artifact, plan: ResizePlan) -> None:
+    def __init__(self, artifact: Artifact, plan: ResizePlan, progress: Progress) -> None:
         self._artifact = artifact
         self._plan = plan
-        self._programs = {f"{program.name}.rbln": program for program in artifact.programs}
-        self.names = [CONFIG_NAME, *self._programs]
-        if plan.is_change:
-            self.names.append(PREVIOUS_NAME)
+        self._progress = progress
+        self._programs = {
+            self._name(f"{program.name}.rbln"): program for program in artifact.programs
+        }
+
+    @property
+    def names(self) -> list[str]:
+        """The files that are written."""
+        outer = [config.name for config in self._artifact.outer]
+        names = [*self._programs, self._name(CONFIG_NAME), *outer]
+        return [*names, self._name(PREVIOUS_NAME)] if self._plan.is_change else names
 
     def write(self, directory: str) -> None:
         """Write the files that a resize changes into `directory`.
 
         Raises:
             CorruptArtifact: A program of the artifact is not the one that was compiled.
+            CompilerTooOld: It takes the RBLN compiler, which is too old.
         """
         num_blocks = self._plan.num_blocks_after
-        memory = self._artifact.memory_plan()
-        sizes = {c.name: c.bytes_at(num_blocks, memory.current_blocks) for c in memory.caches}
+        write = self._write_compiled if self._info is None else self._write_program
         for name, program in self._programs.items():
-            # A program that is another one is not to be passed on as if it were in order.
-            self._check_digest(program)
-            write_resized(
-                program.path,
-                os.path.join(directory, name),
-                dram={cache: sizes[cache] for cache in program.memory.caches},
-                num_blocks=num_blocks,
-            )
+            write(program, os.path.join(directory, name))
         config = self._artifact.config.with_num_blocks(num_blocks)
-        _write_text(os.path.join(directory, CONFIG_NAME), config.to_json())
+        _write_text(os.path.join(directory, self._name(CONFIG_NAME)), config.text)
+        for outer in self._artifact.outer:
+            _write_text(os.path.join(directory, outer.name), outer.with_num_blocks(num_blocks))
         if self._plan.is_change:
             text = previous_text(self._plan.num_blocks_before)
-            _write_text(os.path.join(directory, PREVIOUS_NAME), text)
+            _write_text(os.path.join(directory, self._name(PREVIOUS_NAME)), text)
 
     def check(self, directory: str, changed_in: str | None) -> None:
         """Read the artifact back and check that it is the same, at the new count.
@@ -266,7 +280,7 @@ class _Edit:
         """
         num_blocks = self._plan.num_blocks_after
         try:
-            staged = read_artifact(directory, changed_in)
+            staged = read_artifact(directory, changed_in, module=self._artifact.module)
             plan, expected = staged.memory_plan(), self._artifact.memory_plan()
             for program in staged.programs:
                 self._check_digest(program)
@@ -286,17 +300,49 @@ class _Edit:
                 path=directory,
             )
 
+    @property
+    def _info(self) -> ReblockInfo | None:
+        return self._artifact.config.reblock
+
+    def _name(self, name: str) -> str:
+        return os.path.join(self._artifact.module or "", name)
+
+    def _write_program(self, program: ProgramFile, destination: str) -> None:
+        # A program that is another one is not to be passed on as if it were in order.
+        self._check_digest(program)
+        memory, num_blocks = self._artifact.memory_plan(), self._plan.num_blocks_after
+        sizes = {c.name: c.bytes_at(num_blocks, memory.current_blocks) for c in memory.caches}
+        write_resized(
+            program.path,
+            destination,
+            dram={cache: sizes[cache] for cache in program.memory.caches},
+            num_blocks=num_blocks,
+        )
+
+    def _write_compiled(self, program: ProgramFile, destination: str) -> None:
+        resizable = self._artifact.config.resizable
+        # The weights lie in the program, so this can take a while.
+        with self._progress.stage(f"writing {os.path.basename(destination)}"):
+            write_compiled(
+                program.path,
+                destination,
+                caches=[name for name in program.memory.caches if resizable.get(name)],
+                target=self._plan.num_blocks_after,
+                current=self._artifact.config.kvcache_num_blocks,
+            )
+
     def _check_digest(self, program: ProgramFile) -> None:
-        """Check that a program is the one that was compiled.
+        """Check that a program is the one that was compiled, where a digest was recorded.
 
         Raises:
             CorruptArtifact: It is not.
         """
-        info = self._artifact.config.reblock
-        assert info is not None  # else no programs could have been read
-        check_digest(program_digest(program.path), info.programs[program.name], path=program.path)
+        if self._info is not None:
+            expected = self._info.programs[program.name]
+            check_digest(program_digest(program.path), expected, path=program.path)
 
 
 def _write_text(path: str, text: str) -> None:
-    with open(path, "x", encoding="utf-8", newline="\n") as file:
+    # No newline is translated: a file keeps those that it had.
+    with open(path, "x", encoding="utf-8", newline="") as file:
         file.write(text)

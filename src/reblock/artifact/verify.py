@@ -12,12 +12,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from reblock.artifact.checksum import check_digest, file_digest, program_digest
-from reblock.artifact.files import read_file
-from reblock.artifact.location import config_path, locate
+from reblock.artifact.location import locate
 from reblock.artifact.previous import PREVIOUS_NAME, read_previous
-from reblock.artifact.reader import Artifact, load_programs, open_artifact
-from reblock.config import parse_config
-from reblock.errors import BadArtifact, MissingDependency, NoPreviousCount, NotAnArtifact
+from reblock.artifact.reader import Artifact, load_programs, open_artifact, read_config
+from reblock.errors import (
+    BadArtifact,
+    CompilerTooOld,
+    MissingDependency,
+    NoPreviousCount,
+    NotAnArtifact,
+)
 from reblock.units import format_gib
 
 if TYPE_CHECKING:
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 
     from reblock.artifact.program import ProgramFile
     from reblock.config import CompiledProgram, RBLNConfig
+    from reblock.errors import ReblockError
     from reblock.info import ReblockInfo, WeightsFile
     from reblock.progress import Progress
 
@@ -33,7 +38,8 @@ __all__ = ["Check", "Outcome", "Verification", "verify_artifact"]
 Outcome = Literal["passed", "failed", "skipped"]
 
 _NO_CONFIG = "rbln_config.json cannot be read"
-_NO_COMPILER = "optimum-rbln compiled it, and reading its programs takes the RBLN compiler"
+_NO_CHECKSUMS = "optimum-rbln records none"
+_NO_DEVICE = "running it takes an RBLN device and optimum-rbln"
 _QUICK = "a quick check leaves it out"
 
 
@@ -76,6 +82,7 @@ class _Structure:
 def verify_artifact(
     directory: str,
     *,
+    module: str | None = None,
     is_quick: bool,
     check_memory: Callable[[str], Check],
     progress: Progress,
@@ -85,6 +92,7 @@ def verify_artifact(
     Args:
         directory: The artifact; what an edit left that was cut off is cleaned up, nothing else
             is changed.
+        module: The module to check, by its path within the artifact, where it has several.
         is_quick: Leave out what takes reading the weights.
         check_memory: Loads the artifact, which runs code out of it, and says whether it takes the
             memory that it should. Called where no check before has failed.
@@ -94,7 +102,7 @@ def verify_artifact(
         NotAnArtifact: `directory` is no directory or has no `rbln_config.json`.
         OSError: The system does not let one see whether it is.
     """
-    structure = _read_structure(directory)
+    structure = _read_structure(directory, module)
     config = structure.config
     found = Verification(
         directory=directory,
@@ -104,7 +112,7 @@ def verify_artifact(
             *structure.checks,
             _check_memory_plan(structure),
             *_check_contents(directory, config, is_quick=is_quick, progress=progress),
-            _check_previous(directory),
+            _check_previous(directory, module),
         ),
     )
     if reason := _reason_not_to_load(found, structure):
@@ -118,18 +126,18 @@ def verify_artifact(
 def _reason_not_to_load(found: Verification, structure: _Structure) -> str | None:
     if not found.is_ok:
         return "nothing is loaded from an artifact that failed a check"
-    if structure.artifact is None:
-        return _NO_COMPILER
+    if structure.artifact is None or structure.artifact.config.reblock is None:
+        return _NO_DEVICE
     return _QUICK if found.is_quick else None
 
 
-def _read_structure(directory: str) -> _Structure:
+def _read_structure(directory: str, module: str | None) -> _Structure:
     try:
-        artifact = open_artifact(directory)
+        artifact = open_artifact(directory, module)
     except NotAnArtifact:
         raise
-    except (BadArtifact, MissingDependency):
-        return _read_what_can_be_read(directory)
+    except (BadArtifact, MissingDependency, CompilerTooOld) as error:
+        return _read_what_can_be_read(directory, module, error)
     return _Structure(
         config=artifact.config,
         artifact=artifact,
@@ -137,18 +145,22 @@ def _read_structure(directory: str) -> _Structure:
     )
 
 
-def _read_what_can_be_read(directory: str) -> _Structure:
-    """Look for every fault of an artifact that cannot be opened."""
-    path = config_path(directory)
+def _read_what_can_be_read(directory: str, module: str | None, reason: ReblockError) -> _Structure:
+    """Look for every fault of an artifact that cannot be opened for a reason."""
     try:
-        config = parse_config(read_file(path), path=path)
+        config = read_config(directory, module=module)
     except BadArtifact as error:
         skipped = _skipped("programs", _NO_CONFIG)
         failed = _judged("configuration", [str(error)], "")
         return _Structure(config=None, artifact=None, checks=(failed, skipped))
     if config.reblock is None:
-        skipped = _skipped("programs", _NO_COMPILER)
-        checks = (_check_configuration(config), skipped)
+        is_fault = isinstance(reason, BadArtifact)
+        programs_check = (
+            _check_programs(config, [str(reason)])
+            if is_fault
+            else _skipped("programs", str(reason))
+        )
+        checks = (_check_configuration(config), programs_check)
         return _Structure(config=config, artifact=None, checks=checks)
     programs: list[ProgramFile] = []
     faults: list[str] = []
@@ -188,10 +200,8 @@ def _check_memory_plan(structure: _Structure) -> Check:
     name = "memory plan"
     if structure.config is None:
         return _skipped(name, _NO_CONFIG)
-    if structure.config.reblock is None:
-        return _skipped(name, _NO_COMPILER)
     if structure.artifact is None:
-        return _skipped(name, "a program cannot be read")
+        return _skipped(name, "the programs cannot be read")
     try:
         structure.artifact.device()
         plan = structure.artifact.memory_plan()
@@ -207,7 +217,7 @@ def _check_contents(
     """Check the files themselves, against what was noted of them when they were compiled."""
     names = ("program checksums", "weights size", "weights checksum")
     if config is None or config.reblock is None:
-        reason = _NO_CONFIG if config is None else _NO_COMPILER
+        reason = _NO_CONFIG if config is None else _NO_CHECKSUMS
         return tuple(_skipped(name, reason) for name in names)
     programs, weights = config.reblock.programs, config.reblock.weights
     paths = {os.path.join(directory, name): file for name, file in weights.items()}
@@ -264,15 +274,16 @@ def _weights_fault(path: str, file: WeightsFile, progress: Progress) -> str | No
     return None
 
 
-def _check_previous(directory: str) -> Check:
-    name, path = "previous count", locate(directory, PREVIOUS_NAME)
+def _check_previous(directory: str, module: str | None) -> Check:
+    file_name = os.path.join(module or "", PREVIOUS_NAME)
+    name, path = "previous count", locate(directory, file_name)
     try:
-        return _judged(name, [], f"{read_previous(directory):,} blocks")
+        return _judged(name, [], f"{read_previous(directory, module):,} blocks")
     except NoPreviousCount:
         return _judged(name, [], "none, as the count was never changed")
     except BadArtifact as error:
-        if locate(directory, PREVIOUS_NAME) != path:
-            return _check_previous(directory)
+        if locate(directory, file_name) != path:
+            return _check_previous(directory, module)
         return _judged(name, [str(error)], "")
 
 

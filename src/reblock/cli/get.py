@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reblock.artifact.count import read_num_blocks
-from reblock.cli.parser import add_directory, add_json
+from reblock.cli.parser import add_directory, add_json, add_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,16 +13,18 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `reblock get`."""
     add_directory(parser)
+    add_module(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the block count of the artifact."""
-    num_blocks = read_num_blocks(args.directory)
+    num_blocks = read_num_blocks(args.directory, args.module)
     if args.json:
         import json
 
-        print(json.dumps({"directory": args.directory, "kvcache_num_blocks": num_blocks}))
+        content = {"directory": args.directory, "module": args.module}
+        print(json.dumps({**content, "kvcache_num_blocks": num_blocks}))
     else:
         print(num_blocks)
     return 0

@@ -10,11 +10,11 @@ from io import StringIO
 from typing import TYPE_CHECKING
 
 from reblock.artifact.previous import read_previous
-from reblock.artifact.reader import open_artifact
-from reblock.cli.parser import add_directory, add_json
+from reblock.artifact.reader import Artifact, open_artifact, read_config
+from reblock.cli.parser import add_directory, add_json, add_module
 from reblock.cli.streams import tell
 from reblock.config import DTYPE_BYTES
-from reblock.errors import BadArtifact, DoesNotFit, NoPreviousCount
+from reblock.errors import BadArtifact, DoesNotFit, MissingDependency, NoPreviousCount
 from reblock.sizing import capacity, chiplet_uses, estimate
 from reblock.units import format_gib
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rich.box import Box
     from rich.table import Table
 
-    from reblock.artifact.reader import Artifact
     from reblock.config import CacheMeta
     from reblock.sizing import Capacity, ChipletUse
 
@@ -50,17 +49,27 @@ class CacheGroup:
 class Report:
     """Everything that `inspect` shows.
 
-    `num_fitting_blocks` is how many of the usable blocks the device would hold, None where not even
-    the minimum fits. `num_previous_blocks` is the count before the last change, None where there
-    was none.
+    `memory` is None where the programs cannot be read or the device is not known.
+    `num_previous_blocks` is the count before the last change, None where there was none.
     """
 
     artifact: Artifact
-    available_bytes: int
     caches: tuple[CacheGroup, ...]
+    memory: MemoryReport | None
+    num_previous_blocks: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReport:
+    """Where the memory goes, which only the programs and the device can tell.
+
+    `num_fitting_blocks` is how many of the usable blocks the device would hold, None where not
+    even the minimum fits.
+    """
+
+    available_bytes: int
     chiplets: tuple[ChipletUse, ...]
     num_fitting_blocks: int | None
-    num_previous_blocks: int | None
 
     @property
     def tightest(self) -> ChipletUse:
@@ -71,12 +80,13 @@ class Report:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `reblock inspect`."""
     add_directory(parser)
+    add_module(parser)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the report, as tables or as JSON."""
-    report = _report(open_artifact(args.directory))
+    report = _report(_open(args.directory, args.module))
     if args.json:
         print(json.dumps(_as_object(report)))
     else:
@@ -84,25 +94,47 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _open(directory: str, module: str | None) -> Artifact:
+    """Return the artifact, without its programs where the compiler that reads them is missing."""
+    try:
+        return open_artifact(directory, module)
+    except MissingDependency as error:
+        tell(f"note: without its programs: {error}")
+        config = read_config(directory, module=module)
+        return Artifact(directory=directory, config=config, programs=(), module=module)
+
+
 def _report(artifact: Artifact) -> Report:
+    config = artifact.config
+    return Report(
+        artifact=artifact,
+        caches=_group_caches(config.cache_metas, config.kvcache_num_blocks),
+        memory=_memory(artifact),
+        num_previous_blocks=_previous(artifact),
+    )
+
+
+def _memory(artifact: Artifact) -> MemoryReport | None:
+    if not artifact.programs:
+        return None
+    if artifact.config.npu is None:
+        tell("note: without its memory: it does not say which device it was compiled for")
+        return None
     plan, device = artifact.memory_plan(), artifact.device()
     try:
         fitting = estimate(plan, artifact.bounds, device=device).num_blocks
     except DoesNotFit:
         fitting = None
-    return Report(
-        artifact=artifact,
+    return MemoryReport(
         available_bytes=device.available_bytes,
-        caches=_group_caches(artifact.config.cache_metas, plan.current_blocks),
         chiplets=chiplet_uses(plan, plan.current_blocks, device.available_bytes),
         num_fitting_blocks=fitting,
-        num_previous_blocks=_previous(artifact),
     )
 
 
 def _previous(artifact: Artifact) -> int | None:
     try:
-        return read_previous(artifact.directory)
+        return read_previous(artifact.directory, artifact.module)
     except NoPreviousCount:
         return None
     except BadArtifact as error:
@@ -133,15 +165,17 @@ def _group_caches(metas: Iterable[CacheMeta], num_blocks: int) -> tuple[CacheGro
 
 
 def _as_object(report: Report) -> dict[str, object]:
-    artifact, config = report.artifact, report.artifact.config
+    artifact, config, memory = report.artifact, report.artifact.config, report.memory
     holds = _capacity(artifact)
+    chiplets = () if memory is None else memory.chiplets
     return {
         "directory": artifact.directory,
+        "module": artifact.module,
         "backend": config.backend,
         "device": config.npu,
         "num_devices": config.num_devices,
-        "available_bytes": report.available_bytes,
-        "programs": [program.name for program in artifact.programs],
+        "available_bytes": None if memory is None else memory.available_bytes,
+        "programs": [program.name for program in config.programs],
         "attn_impl": config.attn_impl,
         "batch_size": config.batch_size,
         "max_seq_len": config.max_seq_len,
@@ -150,12 +184,12 @@ def _as_object(report: Report) -> dict[str, object]:
         "previous_kvcache_num_blocks": report.num_previous_blocks,
         "num_min_blocks": artifact.bounds.minimum,
         "num_full_blocks": artifact.bounds.full,
-        "num_fitting_blocks": report.num_fitting_blocks,
+        "num_fitting_blocks": None if memory is None else memory.num_fitting_blocks,
         "num_tokens": holds.num_tokens,
         "num_full_sequences": holds.num_full_sequences,
         "longest_sequence_tokens": holds.longest_sequence_tokens,
         "caches": [asdict(group) for group in report.caches],
-        "chiplets": [asdict(use) | {"free_bytes": use.free_bytes} for use in report.chiplets],
+        "chiplets": [asdict(use) | {"free_bytes": use.free_bytes} for use in chiplets],
     }
 
 
@@ -176,13 +210,11 @@ def _print_tables(report: Report) -> None:
     # Paths and names are shown as they are: no markup in them is obeyed.
     console = Console(file=StringIO(), width=_WIDTH, markup=False, highlight=False)
     with console.capture() as captured:
-        for table in (
-            _overview(report),
-            _cache_table(report.caches),
-            _memory_table(report),
-            _block_table(report),
-        ):
-            console.print(table)
+        console.print(_overview(report))
+        console.print(_cache_table(report.caches))
+        if report.memory is not None:
+            console.print(_memory_table(report.artifact, report.memory))
+        console.print(_block_table(report))
     print("\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()))
 
 
@@ -216,15 +248,17 @@ def _overview(report: Report) -> Table:
     table.add_column()
     table.add_column(overflow="fold")
     table.add_row("artifact", report.artifact.directory)
+    if report.artifact.module is not None:
+        table.add_row("module", report.artifact.module)
     if config.reblock is not None:
         info = config.reblock
         table.add_row("model", f"{info.architecture}, {config.dtype}")
         table.add_row("compiled", f"{info.backend} {info.torch_version}, {info.isa}")
-    table.add_row(
-        "device",
-        f"{config.num_devices} x {config.npu}, {format_gib(report.available_bytes)} available",
-    )
-    table.add_row("programs", ", ".join(program.name for program in report.artifact.programs))
+    device = f"{config.num_devices} x {config.npu or 'a device that is not noted'}"
+    if report.memory is not None:
+        device += f", {format_gib(report.memory.available_bytes)} available"
+    table.add_row("device", device)
+    table.add_row("programs", ", ".join(program.name for program in config.programs))
     table.add_row(
         "attention",
         f"{config.attn_impl}, blocks of {config.kvcache_block_size:,} tokens, "
@@ -249,19 +283,17 @@ def _cache_table(groups: Iterable[CacheGroup]) -> Table:
     return table
 
 
-def _memory_table(report: Report) -> Table:
-    use = report.tightest
+def _memory_table(artifact: Artifact, memory: MemoryReport) -> Table:
+    use, num_chiplets = memory.tightest, len(memory.chiplets)
     where = ""
-    if len(report.chiplets) > 1:
-        where = (
-            f" of node {use.node}, chiplet {use.chiplet}, the tightest of {len(report.chiplets)}"
-        )
+    if num_chiplets > 1:
+        where = f" of node {use.node}, chiplet {use.chiplet}, the tightest of {num_chiplets}"
     table = _table(f"\nMemory{where}", "", "", "bytes")
     _add_size(table, "available", use.budget_bytes)
     for term, num_bytes in use.static_bytes.items():
         _add_size(table, f"- {term}", num_bytes)
     _add_size(table, "- fixed KV cache", use.fixed_cache_bytes)
-    num_blocks = report.artifact.config.kvcache_num_blocks
+    num_blocks = artifact.config.kvcache_num_blocks
     per_block = format_gib(use.bytes_per_block)
     _add_size(
         table,
@@ -287,8 +319,10 @@ def _block_table(report: Report) -> Table:
         table.add_row("before the last change", f"{previous:,}")
     table.add_row("fewest that work", f"{artifact.bounds.minimum:,}")
     table.add_row("most that can be used", f"{artifact.bounds.full:,}")
-    fitting = report.num_fitting_blocks
-    table.add_row("most that fit and can be used", "none" if fitting is None else f"{fitting:,}")
+    if report.memory is not None:
+        fitting = report.memory.num_fitting_blocks
+        shown = "none" if fitting is None else f"{fitting:,}"
+        table.add_row("most that fit and can be used", shown)
     table.add_row("tokens held now", f"{holds.num_tokens:,}")
     table.add_row("full-length sequences side by side", f"{holds.num_full_sequences:,}")
     table.add_row("longest sequence, tokens", f"{holds.longest_sequence_tokens:,}")

@@ -14,7 +14,15 @@ import sys
 from itertools import pairwise
 
 from reblock.cli.main import run_guarded
-from reblock.cli.parser import EXIT_CODES, Once, Parser, add_output_dir, add_version, non_empty
+from reblock.cli.parser import (
+    EXIT_CODES,
+    Once,
+    Parser,
+    add_module,
+    add_output_dir,
+    add_version,
+    non_empty,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,6 +68,7 @@ def _parser() -> Parser:
         required=True,
         help="directory of the artifact, or the model to compile: a directory, id or GGUF file",
     )
+    add_module(parser)
     add_output_dir(parser, "where to write, leaving the artifact of --model-id as it is")
     add_version(parser)
     return parser
@@ -72,6 +81,8 @@ def _run(argv: list[str]) -> int:
     if not is_set and not args.get_kvcache_num_blocks:
         from reblock.cli.compile import compile_to_artifact
 
+        if args.module is not None:
+            parser.error("--module goes with --get-... and --set-...; a compilation has no modules")
         _check_values(parser, argv)
         keys = _forwarded_keys(parser, rest)
         return compile_to_artifact(args.model_id, args.output_dir, keys, as_json=False)
@@ -83,7 +94,7 @@ def _run(argv: list[str]) -> int:
         parser.error("--output-dir goes with --set-..., not with --get-kvcache-num-blocks")
     from reblock.artifact.count import read_num_blocks
 
-    print(read_num_blocks(args.model_id))
+    print(read_num_blocks(args.model_id, args.module))
     return 0
 
 
@@ -97,6 +108,7 @@ def _set(args: argparse.Namespace) -> int:
         parse_block_count(args.set_kvcache_num_blocks)
         if args.set_memory_budget is None
         else parse_budget(args.set_memory_budget),
+        module=args.module,
         output_dir=args.output_dir,
         is_dry_run=False,
         as_json=False,

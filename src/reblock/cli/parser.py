@@ -170,6 +170,28 @@ def add_directory(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_module(parser: argparse.ArgumentParser) -> None:
+    """Add `--module`."""
+    parser.add_argument(
+        "--module",
+        metavar="NAME",
+        action=Once,
+        type=module_name,
+        default=None,
+        help="the module with the KV cache, of an artifact of several, such as the language model "
+        "behind a vision tower: its directory within the artifact",
+    )
+
+
+def module_name(text: str) -> str:
+    """Return the path of a module as it is compared with those that are there.
+
+    Raises:
+        ArgumentTypeError: it is empty.
+    """
+    return os.path.normpath(non_empty(text))
+
+
 def add_output_dir(parser: argparse.ArgumentParser, text: str) -> None:
     """Add `--output-dir`."""
     parser.add_argument(

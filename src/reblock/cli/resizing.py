@@ -19,6 +19,7 @@ from reblock.units import format_gib
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from reblock.artifact.reader import Artifact
     from reblock.artifact.resize import ResizePlan
     from reblock.artifact.transaction import EditLock
     from reblock.budget import MemoryBudget
@@ -31,6 +32,7 @@ def resize(
     directory: str,
     target: int | MemoryBudget | None,
     *,
+    module: str | None = None,
     output_dir: str | None,
     is_dry_run: bool,
     as_json: bool,
@@ -48,8 +50,8 @@ def resize(
     real = os.path.realpath(directory)
     stands_inside = output_dir is None and _is_working_directory(real)
     with _locked(directory, is_dry_run=is_dry_run, timeout_s=lock_timeout_s) as lock:
-        artifact = open_artifact(directory)
-        plan = plan_resize(artifact, read_previous(directory) if target is None else target)
+        artifact = open_artifact(directory, module)
+        plan = plan_resize(artifact, read_previous(directory, module) if target is None else target)
         for warning in plan.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         notes = []
@@ -63,9 +65,9 @@ def resize(
                 progress=TerminalProgress(),
             )
     if as_json:
-        text = json.dumps(_as_object(directory, plan, output_dir, is_dry_run=is_dry_run))
+        text = json.dumps(_as_object(artifact, plan, output_dir, is_dry_run=is_dry_run))
     else:
-        text = _as_text(directory, plan, output_dir, is_dry_run=is_dry_run)
+        text = _as_text(artifact, plan, output_dir, is_dry_run=is_dry_run)
     if is_dry_run or not (plan.is_change or output_dir is not None):
         print(text)
         return 0
@@ -110,11 +112,12 @@ def _is_working_directory(directory: str) -> bool:
 
 
 def _as_object(
-    directory: str, plan: ResizePlan, output_dir: str | None, *, is_dry_run: bool
+    artifact: Artifact, plan: ResizePlan, output_dir: str | None, *, is_dry_run: bool
 ) -> dict[str, object]:
     sizing = plan.sizing
     return {
-        "directory": directory,
+        "directory": artifact.directory,
+        "module": artifact.module,
         "output_dir": output_dir,
         "is_dry_run": is_dry_run,
         "is_written": not is_dry_run and (plan.is_change or output_dir is not None),
@@ -129,11 +132,14 @@ def _as_object(
     }
 
 
-def _as_text(directory: str, plan: ResizePlan, output_dir: str | None, *, is_dry_run: bool) -> str:
+def _as_text(
+    artifact: Artifact, plan: ResizePlan, output_dir: str | None, *, is_dry_run: bool
+) -> str:
+    lines = [] if artifact.module is None else [f"module              {artifact.module}"]
     if not plan.is_change:
-        lines = [f"kvcache_num_blocks  {plan.num_blocks_after}, unchanged"]
+        lines.append(f"kvcache_num_blocks  {plan.num_blocks_after}, unchanged")
     else:
-        lines = [f"kvcache_num_blocks  {plan.num_blocks_before} -> {plan.num_blocks_after}"]
+        lines.append(f"kvcache_num_blocks  {plan.num_blocks_before} -> {plan.num_blocks_after}")
     lines.append(
         f"KV cache            {format_gib(plan.kv_bytes_before)} -> "
         f"{format_gib(plan.kv_bytes_after)} per device"
@@ -148,7 +154,7 @@ def _as_text(directory: str, plan: ResizePlan, output_dir: str | None, *, is_dry
     elif output_dir is not None:
         lines.append(f"written to          {output_dir}")
     elif plan.is_change:
-        lines.append(f"written in place    {directory}")
+        lines.append(f"written in place    {artifact.directory}")
     return "\n".join(lines)
 
 

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 from reblock.block_count import parse_block_count
 from reblock.budget import parse_budget
-from reblock.cli.parser import Once, add_directory, add_json, add_output_dir, seconds
+from reblock.cli.parser import (
+    Once,
+    add_directory,
+    add_json,
+    add_module,
+    add_output_dir,
+    seconds,
+)
 from reblock.cli.resizing import LOCK_TIMEOUT_S, resize
 from reblock.errors import InvalidOption
 
@@ -19,6 +26,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `reblock set`."""
     add_directory(parser)
+    add_module(parser)
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("num_blocks", nargs="?", metavar="N", help="the new block count")
     target.add_argument(
@@ -62,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     return resize(
         args.directory,
         _target(args),
+        module=args.module,
         output_dir=args.output_dir,
         is_dry_run=args.dry_run,
         as_json=args.json,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from reblock.artifact.verify import verify_artifact
 from reblock.backends.loading import check_memory
-from reblock.cli.parser import add_directory, add_json
+from reblock.cli.parser import add_directory, add_json, add_module
 from reblock.cli.progress import TerminalProgress
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _FAILED = 4
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `reblock verify`."""
     add_directory(parser)
+    add_module(parser)
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -36,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Check the artifact and print what every check found."""
     found = verify_artifact(
         args.directory,
+        module=args.module,
         is_quick=args.quick,
         check_memory=check_memory,
         progress=TerminalProgress(),

@@ -62,7 +62,7 @@ def carry_over(
     Args:
         source: The artifact; its files are linked or read, never written.
         destination: An existing directory.
-        leave_out: Names at the top of `source` that the caller writes itself.
+        leave_out: Files that the caller writes itself, by their paths within `source`.
         sharing: Whether files may be shared with the source, and how.
         progress: Is told of large files that have to be copied.
 
@@ -101,7 +101,7 @@ class _Carrier:
         self._sharing = sharing
         self._progress = progress
 
-    def carry(self, source: str, destination: str, leave_out: frozenset[str] = frozenset()) -> None:
+    def carry(self, source: str, destination: str, leave_out: frozenset[str]) -> None:
         # Read at once: a directory that somebody empties would seem to hold only a part.
         with os.scandir(source) as found:
             entries = list(found)
@@ -113,7 +113,7 @@ class _Carrier:
                 self._carry_link(entry.path, target)
             elif entry.is_dir():
                 os.mkdir(target)
-                self.carry(entry.path, target)
+                self.carry(entry.path, target, _within(entry.name, leave_out))
                 keep_metadata(entry.path, target, keep_times=True)
             else:
                 self._carry_file(entry.path, target)
@@ -182,6 +182,12 @@ class _Carrier:
             if not (may_clone and clone(source.fileno(), copy.fileno())):
                 _copy_bytes(source, copy, advance)
         keep_metadata(path, target, keep_times=True)
+
+
+def _within(directory: str, paths: frozenset[str]) -> frozenset[str]:
+    """Return those of the paths that lead into a directory, from there on."""
+    start = f"{directory}{os.sep}"
+    return frozenset(path.removeprefix(start) for path in paths if path.startswith(start))
 
 
 def _clone_file(path: str, target: str) -> bool:

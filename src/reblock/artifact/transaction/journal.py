@@ -10,6 +10,7 @@ comes to an edit that was cut off removes what was staged, or moves up what was 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import contextmanager
@@ -100,16 +101,27 @@ def finish_journal(directory: str) -> None:
     with undisturbed():
         _check_is_journal(path)
         if os.path.lexists(committed):
-            # Last what other programs read first.
-            for name in sorted(os.listdir(committed), key=lambda name: (name == CONFIG_NAME, name)):
-                os.rename(os.path.join(committed, name), os.path.join(directory, name))
-            sync_path(committed)
-            sync_path(directory)
-            os.rmdir(committed)
+            _move_up(committed, directory)
         if os.path.lexists(staged):
             remove_tree(staged)
         os.rmdir(path)
         sync_path(directory)
+
+
+def _move_up(committed: str, directory: str) -> None:
+    """Move every file of `committed` to its place in `directory`, and remove `committed`."""
+    # Last what other programs read first.
+    for name in sorted(os.listdir(committed), key=lambda name: (name == CONFIG_NAME, name)):
+        source, target = os.path.join(committed, name), os.path.join(directory, name)
+        if _is_directory(source):
+            if not _is_directory(target):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), target)
+            _move_up(source, target)
+        else:
+            os.rename(source, target)
+    sync_path(committed)
+    sync_path(directory)
+    os.rmdir(committed)
 
 
 def _check_is_journal(path: str) -> None:

@@ -50,12 +50,14 @@ def replace_files(
     check: Callable[[str, str | None], None],
     progress: Progress,
 ) -> list[str]:
-    """Replace files at the top of the artifact that is locked.
+    """Replace files of the artifact that is locked.
 
     Args:
         lock: The lock on the artifact.
-        names: The files that are replaced, or new. All others stay as they are.
-        write: Writes these files into the directory that it is given. It may be called twice.
+        names: The files that are replaced, or new, by their paths within the artifact. All others
+            stay as they are.
+        write: Writes these files into the directory that it is given, where the directories that
+            they lie in are. It may be called twice.
         check: Given a directory and another, or None, whose files stand in for those in the
             first; raises where that is not the artifact that was to be written.
         progress: Is told of large files that have to be copied.
@@ -126,6 +128,13 @@ def _journal(
     check: Callable[[str, str | None], None],
 ) -> list[str]:
     with journal_in(target) as journal:
+        for directory in sorted({os.path.dirname(name) for name in names} - {""}):
+            os.makedirs(os.path.join(journal.staged, directory))
+            keep_metadata(
+                os.path.join(target, directory),
+                os.path.join(journal.staged, directory),
+                keep_times=False,
+            )
         write(journal.staged)
         keep_file_metadata(target, journal.staged, names)
         check(target, journal.staged)
@@ -164,10 +173,10 @@ def unchanged(directory: str) -> Iterator[None]:
 def keep_file_metadata(source: str, stage: str, names: Collection[str]) -> None:
     """Give files in `stage` the modes and attributes of those of their names in `source`.
 
-    One that is new gets those of the configuration.
+    One that is new gets those of the configuration beside it.
     """
     for name in names:
         original = os.path.join(source, name)
         if not os.path.exists(original):
-            original = os.path.join(source, CONFIG_NAME)
+            original = os.path.join(source, os.path.dirname(name), CONFIG_NAME)
         keep_metadata(original, os.path.join(stage, name), keep_times=False)

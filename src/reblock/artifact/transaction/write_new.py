@@ -91,7 +91,7 @@ def copy_with(
     Args:
         lock: The lock on the artifact, which is not changed.
         destination: Where nothing or an empty directory is.
-        names: The files at the top that are replaced, or new.
+        names: The files that are replaced, or new, by their paths within the artifact.
         write: Writes these files into the directory that it is given.
         check: Given a directory and None; raises where that is not the artifact it was to be.
         sharing: Whether the copy may share files with the source.
