@@ -176,7 +176,8 @@ def fits(plan: MemoryPlan, num_blocks: int, budget_bytes: int) -> bool:
 
 
 def tightest(plan: MemoryPlan, num_blocks: int) -> tuple[int, tuple[int, int]]:
-    """Return what the fullest chiplet holds and which (node, chiplet) it is, the first of equals."""
+    """Return what the fullest chiplet holds, and which (node, chiplet) that is."""
+    # Of equals the first.
     needed, negative_node, negative_chiplet = max(
         (num_bytes, -node, -chiplet)
         for node, row in enumerate(plan.total_at(num_blocks))

@@ -28,7 +28,10 @@ from reblock.sizing import (
     chiplet_uses,
     estimate,
     fits,
+    largest_fitting,
+    resolve_budget,
     smallest_budget,
+    tightest,
 )
 from reblock.units import GIB, MIB
 
@@ -141,6 +144,32 @@ def test_budget_of_two_gigabytes_holds_what_is_in_two_gigabytes() -> None:
     sizing = estimate(plan, bounds, device=make_device(24 * GIB), budget=parse_budget("2GB"))
     assert smallest_budget(plan, sizing.num_blocks) <= 2 * GIB
     assert smallest_budget(plan, sizing.num_blocks + 1) > 2 * GIB
+
+
+@pytest.mark.parametrize(
+    ("budget_mib", "num_blocks"), [(6, None), (7, 3), (8, 3), (9, 4), (13, 6), (14, 6), (99, 6)]
+)
+def test_largest_fitting_is_within_the_bounds_or_none(
+    budget_mib: int, num_blocks: int | None
+) -> None:
+    # 1 MiB of weights, and a tensor of 2 MiB a block.
+    plan = make_plan(static=[[MIB]], resizable=[[[2 * MIB]]])
+    assert largest_fitting(plan, BlockBounds(minimum=3, full=6), budget_mib * MIB) == num_blocks
+
+
+def test_tightest_names_the_fullest_chiplet_and_the_first_of_equals() -> None:
+    plan = make_plan(static=[[5, 7], [7, 6]], resizable=[[[0, 0], [0, 0]]])
+    assert tightest(plan, 1) == (7, (0, 1))
+
+
+def test_budget_is_resolved_for_the_device_the_plan_is_for() -> None:
+    plan = make_plan(static=[[1, 1]], resizable=[[[1, 1]]])
+    device = make_device(1_000, num_chiplets=2)
+    assert resolve_budget(plan, device, parse_budget("80%")) == 800
+    with pytest.raises(BudgetAboveDevice):
+        resolve_budget(plan, device, parse_budget(1_001))
+    with pytest.raises(UsageError, match="devices of 2 chiplets, but test-device has 4"):
+        resolve_budget(plan, make_device(1_000, num_chiplets=4), parse_budget("80%"))
 
 
 def test_estimate_never_gives_more_than_a_full_batch_can_use() -> None:
