@@ -38,11 +38,14 @@ _INTEGER_KEYS = (
 
 _RBLN_ONLY = "it belongs to RBLN devices, and the programs run on the cpu"
 _ONE_WAY = "the programs are always compiled in one way here"
+_WRITTEN = "the compiler writes it"
 
 # Keys of optimum-rbln that mean nothing here, with the reason; ignoring them would be a lie.
 _UNSUPPORTED = {
     "cache_impl": "the model's own configuration says which layers have a sliding window",
-    "cache_metas": "the compiler writes it",
+    "_compile_cfgs": _WRITTEN,
+    "cache_metas": _WRITTEN,
+    "cls_name": "the model's own configuration says what it is",
     "create_runtimes": _RBLN_ONLY,
     "device": _RBLN_ONLY,
     "device_map": _RBLN_ONLY,
@@ -52,6 +55,7 @@ _UNSUPPORTED = {
     "num_devices": "the cpu is one device",
     "num_threads": "threads are chosen when the programs run: reblock generate --threads N",
     "optimize_host_memory": _RBLN_ONLY,
+    "optimum_rbln_version": _WRITTEN,
     "output_hidden_states": "the programs return logits only",
     "phases": _ONE_WAY,
     "quantization": "quantized weights are not supported; choose dtype=bfloat16 to halve them",
@@ -139,8 +143,10 @@ class CompileOptions:
             )
 
     @classmethod
-    def from_keys(cls, keys: Mapping[str, str]) -> CompileOptions:
-        """Return the options that a command line gave, with dashes or underscores in the keys.
+    def from_keys(cls, keys: Mapping[str, object]) -> CompileOptions:
+        """Return the options given under the keys of `rbln_config`, with dashes or underscores.
+
+        A text is read as a command line gives it; other values are taken as they are.
 
         Raises:
             InvalidOption: A key is unknown or not supported, is given twice, or its value is not
@@ -151,13 +157,15 @@ class CompileOptions:
         """
         known = tuple(field.name for field in fields(cls))
         values: dict[str, object] = {}
-        for written, text in keys.items():
+        for written, value in keys.items():
             key = written.replace("-", "_")
             _check_key(written, key, known)
             if key in values:
                 raise InvalidOption(f"{key} is given twice", option=key)
-            values[key] = _parse_value(key, text)
-        return cls(**values)  # type: ignore[arg-type]  # _parse_value returns the field's type
+            values[key] = (
+                _parse_value(key, value) if isinstance(value, str) else _read_value(key, value)
+            )
+        return cls(**values)  # type: ignore[arg-type]  # checked when it is made
 
     def resolve(self, *, max_position_embeddings: int | None) -> ResolvedOptions:
         """Return concrete values for everything that was left open.
@@ -354,6 +362,17 @@ def _parse_value(key: str, text: str) -> object:
         case "memory_budget":
             return parse_budget(text)
     return text
+
+
+def _read_value(key: str, value: object) -> object:
+    """Return a value that is no text as its field has it; most are checked there."""
+    if key == "memory_budget":
+        return parse_budget(value)
+    if key == "decoder_batch_sizes":
+        if not isinstance(value, list | tuple):
+            raise InvalidOption(f"{key}={value!r} must be a list of whole numbers", option=key)
+        return tuple(value)
+    return value
 
 
 def _check_key(written: str, key: str, known: tuple[str, ...]) -> None:

@@ -97,6 +97,9 @@ def test_unknown_key_is_answered_with_the_nearest(written: str, nearest: str) ->
         ("use-attention-mask", "always compiled in one way"),
         ("create_runtimes", "belongs to RBLN devices"),
         ("sliding_window", "the model's own configuration"),
+        ("cls_name", "the model's own configuration"),
+        ("_compile_cfgs", "the compiler writes it"),
+        ("optimum_rbln_version", "the compiler writes it"),
     ],
 )
 def test_key_that_means_nothing_on_the_cpu_is_refused_with_the_reason(
@@ -154,6 +157,40 @@ def test_values_from_python_are_checked_too() -> None:
         CompileOptions(kvcache_num_blocks=0)
     with pytest.raises(InvalidOption, match=r"decoder_batch_sizes=\[\] must have batch_size=1"):
         CompileOptions(decoder_batch_sizes=())
+
+
+def test_keys_take_values_of_their_own_types_as_well_as_texts() -> None:
+    options = CompileOptions.from_keys(
+        {
+            "batch_size": 8,
+            "max-seq-len": "1024",
+            "decoder_batch_sizes": [8, 4],
+            "memory_budget": 0.5,
+            "dtype": None,
+        }
+    )
+    assert (options.batch_size, options.max_seq_len) == (8, 1024)
+    assert options.decoder_batch_sizes == (8, 4)
+    assert options.memory_budget is not None
+    assert options.memory_budget.amount == Fraction(1, 2)
+    assert options.dtype is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fault"),
+    [
+        ("batch_size", 1.5, "batch_size=1.5 must be a whole number"),
+        ("batch_size", True, "batch_size=True must be a whole number"),
+        ("decoder_batch_sizes", 8, "decoder_batch_sizes=8 must be a list of whole numbers"),
+        ("decoder_batch_sizes", ["8"], "decoder_batch_sizes='8' must be a whole number"),
+        ("npu", 3, "npu=3 is not supported"),
+        ("dtype", 3, "dtype=3 is not supported"),
+    ],
+)
+def test_value_of_another_type_is_refused_by_name(key: str, value: object, fault: str) -> None:
+    with pytest.raises(InvalidOption, match=fault) as caught:
+        CompileOptions.from_keys({key: value})
+    assert caught.value.option == key
 
 
 def test_budget_and_count_exclude_each_other() -> None:
