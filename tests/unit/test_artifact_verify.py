@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import shutil
+import sys
 import zipfile
 from typing import TYPE_CHECKING
 

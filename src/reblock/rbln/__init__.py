@@ -15,6 +15,7 @@ from reblock.rbln.cache_metas import (
     LinearAttentionCacheMeta,
     SlidingWindowAttentionKVCacheMeta,
 )
+from reblock.rbln.compiled_model import RBLNCompiledModel
 from reblock.rbln.configuration import (
     RBLNDecoderOnlyModelConfig,
     RBLNDecoderOnlyModelForCausalLMConfig,
@@ -30,6 +31,7 @@ __all__ = [
     "KVCacheMeta",
     "LinearAttentionCacheMeta",
     "RBLNAutoModelForCausalLM",
+    "RBLNCompiledModel",
     "RBLNDecoderOnlyFlashAttentionMixin",
     "RBLNDecoderOnlyModelConfig",
     "RBLNDecoderOnlyModelForCausalLMConfig",

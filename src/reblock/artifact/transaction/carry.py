@@ -26,7 +26,7 @@ __all__ = ["ExchangeImpossible", "Sharing", "carry_over", "is_inside", "snapshot
 _LINK_REFUSED = {errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EXDEV}
 # Smaller files are those that people edit; an artifact of its own must not share them.
 _LARGE_BYTES = 16 * 2**20
-_CHUNK_BYTES = 4 * 2**20
+_CHUNK_BYTES = 2**20
 
 
 class Sharing(Enum):
@@ -201,12 +201,13 @@ def _clone_file(path: str, target: str) -> bool:
 
 
 def _copy_bytes(source: RawIOBase, copy: RawIOBase, advance: Callable[[int], None]) -> None:
-    while chunk := source.read(_CHUNK_BYTES):
-        remaining = memoryview(chunk)
+    # Into one buffer, which takes half as long as reading into new ones.
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    while num_read := source.readinto(buffer):
+        remaining = buffer[:num_read]
         while remaining:
-            written = copy.write(remaining) or 0
-            remaining = remaining[written:]
-        advance(len(chunk))
+            remaining = remaining[copy.write(remaining) :]
+        advance(num_read)
 
 
 def _ignore(num_bytes: int) -> None:
