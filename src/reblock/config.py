@@ -175,6 +175,8 @@ def parse_config(text: str | bytes, *, path: str) -> RBLNConfig:
         reblock = parse_info(fields.nested("reblock"))
         fields.refuse_unknown(_KEYS)
     programs = _parse_programs(fields, is_ours=reblock is not None)
+    if reblock is None and any(program.npu == "cpu" for program in programs):
+        raise fields.corrupt("reblock", "is missing, though the programs are for the cpu")
     caches = _parse_caches(fields, is_ours=reblock is not None)
     config = RBLNConfig(
         cls_name=fields.text("cls_name"),

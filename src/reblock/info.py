@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reblock.errors import UnknownFormat
+from reblock.json_fields import check_format_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from reblock.json_fields import JsonFields
 
-__all__ = ["FORMAT_VERSION", "ReblockInfo", "WeightsFile", "check_file_name", "parse_info"]
-
-FORMAT_VERSION = 1
+__all__ = ["ReblockInfo", "WeightsFile", "check_file_name", "parse_info"]
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -74,19 +73,13 @@ def parse_info(info: JsonFields) -> ReblockInfo:
         CorruptArtifact: A key is missing, or its value makes no sense.
         UnknownFormat: A newer reblock wrote it.
     """
-    version = info.integer("format_version")
-    if version > FORMAT_VERSION:
-        raise UnknownFormat(
-            f"is of format_version {version}, and this version of reblock reads up to "
-            f"{FORMAT_VERSION}; upgrade reblock",
-            path=info.path,
-        )
+    check_format_version(info)
     info.refuse_unknown(_KEYS)
     backend = info.text("backend")
     if backend != "torch":
         raise UnknownFormat(f"reblock.backend {backend!r} is not known", path=info.path)
     return ReblockInfo(
-        format_version=version,
+        format_version=info.integer("format_version"),
         reblock_version=info.text("reblock_version"),
         backend=backend,
         torch_version=info.text("torch_version"),

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_JSON_BYTES", "JsonFields", "parse_json_object"]
 
+# Of the artifacts that reblock writes, in every object that has a `format_version`.
+FORMAT_VERSION = 1
+
 MAX_JSON_BYTES = 4 * 2**20
 _MAX_JSON_VALUES = 200_000
 # Of values within each other. Python's own limit leaves no room for what works on the values.
@@ -178,6 +181,22 @@ class JsonFields:
         if not isinstance(value, dict):
             raise self.corrupt(key, f"must be an object, not {_shown(value)}")
         return JsonFields(value, path=self.path, prefix=f"{self._prefix}{key}.")
+
+
+def check_format_version(fields: JsonFields) -> None:
+    """Check the `format_version` of an object that reblock wrote.
+
+    Raises:
+        CorruptArtifact: There is none, or it is no number.
+        UnknownFormat: It is one that this version does not know.
+    """
+    version = fields.integer("format_version")
+    if version > FORMAT_VERSION:
+        raise UnknownFormat(
+            f"is of format_version {version}, and this version of reblock reads up to "
+            f"{FORMAT_VERSION}; upgrade reblock",
+            path=fields.path,
+        )
 
 
 def _shown(value: object) -> str:

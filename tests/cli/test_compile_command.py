@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from commands import assert_refused, optimum_here, reblock_here
 
-from reblock.cli import compile as compile_command
+from reblock.backends import loading
 from reblock.cli.compile import default_output_dir
 from reblock.errors import UsageError
 from reblock.options import CompileOptions
@@ -42,7 +42,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, CompileOption
     backend = ModuleType("reblock.backends.torch")
     backend.compile_model = compile_model  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "reblock.backends.torch", backend)
-    monkeypatch.setattr(compile_command, "find_spec", lambda name: object())
+    monkeypatch.setattr(loading, "find_spec", lambda name: object())
     return asked
 
 
@@ -88,7 +88,7 @@ def test_compile_json_prints_one_object(calls: list[Any], tmp_path: Path) -> Non
 def test_compile_without_torch_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(compile_command, "find_spec", lambda name: None)
+    monkeypatch.setattr(loading, "find_spec", lambda name: None)
     result = reblock_here("compile", "org/model", cwd=tmp_path)
     assert_refused(result, 1, "pip install 'reblock[torch]'")
 

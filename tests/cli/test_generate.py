@@ -14,6 +14,7 @@ from fakes import (
     make_greedy_sampler,
     make_limits,
 )
+from reblock.backends import loading
 from reblock.cli import generate
 from reblock.cli.main import main
 from reblock.engine.engine import Engine
@@ -298,7 +299,7 @@ def test_characters_that_the_terminal_lacks_do_not_end_the_answer(
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], package: str
 ) -> None:
-    monkeypatch.setattr(generate, "find_spec", lambda name: None if name == package else object())
+    monkeypatch.setattr(loading, "find_spec", lambda name: None if name == package else object())
     assert main(["generate", "dir", "--prompt=Hi"]) == 1
     err = capsys.readouterr().err
     assert f"needs {package}" in err
@@ -308,7 +309,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
 def test_a_bad_artifact_is_refused_before_torch_is_imported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(generate, "find_spec", lambda package: package)
+    monkeypatch.setattr(loading, "find_spec", lambda package: package)
     monkeypatch.setitem(sys.modules, "reblock.backends.torch", None)
     assert main(["generate", str(tmp_path), "--prompt", "Hi"]) == 4
     assert str(tmp_path) in capsys.readouterr().err

@@ -48,7 +48,15 @@ _HARMLESS = frozenset(
 _WRITES = frozenset({"write", "writev", "pwrite64", "pwritev", "pwritev2", "sendfile"})
 _OPENS = frozenset({"open", "openat", "openat2"})
 _OPENS_TO_CHANGE = re.compile(r"O_(WRONLY|RDWR|CREAT|TRUNC|TMPFILE)")
-_HARMLESS_REQUESTS = ("TCGETS", "TIOCGWINSZ", "FIOCLEX", "FIONCLEX", "FIONREAD", "FIONBIO")
+_HARMLESS_REQUESTS = (
+    "FS_IOC_GETFLAGS",
+    "TCGETS",
+    "TIOCGWINSZ",
+    "FIOCLEX",
+    "FIONCLEX",
+    "FIONREAD",
+    "FIONBIO",
+)
 # Other processes are not followed, so none may be started.
 _STARTS_A_PROCESS = frozenset({"clone", "clone3", "fork", "vfork", "execve", "execveat"})
 

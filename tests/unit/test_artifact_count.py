@@ -11,8 +11,6 @@ import pytest
 
 from artifacts import make_artifact, read_config, write_config
 from reblock import config as full_config
-from reblock import info
-from reblock.artifact import count
 from reblock.artifact.count import read_num_blocks
 from reblock.errors import BadArtifact, CorruptArtifact, NotAnArtifact, UnknownFormat
 
@@ -136,10 +134,6 @@ def test_read_num_blocks_of_a_file_on_a_failing_disk_says_why(
     monkeypatch.setattr("builtins.open", lambda path, mode, **keywords: FailingFile(path))
     with pytest.raises(CorruptArtifact, match="cannot be read: Input/output error"):
         read_num_blocks(str(directory))
-
-
-def test_the_light_reader_and_the_full_one_know_the_same_format() -> None:
-    assert count.FORMAT_VERSION == info.FORMAT_VERSION
 
 
 def test_the_light_reader_agrees_with_the_full_one(tmp_path: Path) -> None:

@@ -81,6 +81,12 @@ def parse(raw: dict[str, Any]) -> RBLNConfig:
     return parse_config(json.dumps(raw), path="/a/rbln_config.json")
 
 
+def for_npu(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration as optimum-rbln would write it."""
+    programs = [{**program, "npu": "RBLN-CA25"} for program in raw["_compile_cfgs"]]
+    return {**without(raw, "reblock"), "_compile_cfgs": programs}
+
+
 def without(raw: dict[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in raw.items() if name != key}
 
@@ -159,7 +165,7 @@ def test_block_count_out_of_range_is_refused() -> None:
 
 
 def test_unknown_keys_of_optimum_rbln_are_kept() -> None:
-    raw = {**without(make_raw(), "reblock"), "optimum_rbln_version": "0.13.0", "new": {"a": [1]}}
+    raw = {**for_npu(make_raw()), "optimum_rbln_version": "0.13.0", "new": {"a": [1]}}
     raw["cache_metas"][0]["newer"] = None
     raw["_compile_cfgs"][0]["newest"] = 1.5
     assert json.loads(parse(raw).with_num_blocks(9).text) == {**raw, "kvcache_num_blocks": 9}
@@ -336,7 +342,7 @@ def test_weights_may_be_larger_than_31_bits_can_say() -> None:
 
 
 def test_shapes_that_our_compiler_never_writes_are_accepted_of_optimum_rbln() -> None:
-    raw = without(make_raw(dtype="float16", decoder_batch_sizes=[2]), "reblock")
+    raw = for_npu(make_raw(dtype="float16", decoder_batch_sizes=[2]))
     assert parse(raw).decoder_batch_sizes == (2,)
 
 
@@ -452,3 +458,8 @@ def test_sliding_layers_hold_their_window_and_not_the_whole_sequence() -> None:
     )
     held = sum(meta.bytes_at(1) for meta in [*full, *sliding])
     assert held * 1000 // 2**30 == 10_406
+
+
+def test_programs_for_the_cpu_without_what_reblock_notes_are_refused() -> None:
+    with pytest.raises(CorruptArtifact, match="reblock is missing"):
+        parse(without(make_raw(), "reblock"))

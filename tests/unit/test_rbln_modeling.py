@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from artifacts import make_artifact
+from reblock.backends import loading
 from reblock.config import parse_config
 from reblock.errors import (
     DestinationExists,
@@ -39,7 +40,7 @@ def read(rbln_config: object = None, **keywords: object) -> Arguments:
 
 @pytest.fixture
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modeling, "find_spec", lambda _package: None)
+    monkeypatch.setattr(loading, "find_spec", lambda _package: None)
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ from reblock.artifact.transaction import carry as carry_module
 from reblock.artifact.transaction.carry import (
     ExchangeImpossible,
     Sharing,
+    Watch,
     carry_over,
-    snapshot,
 )
+from reblock.errors import EditFailed
 from reblock.progress import SilentProgress
 
 if TYPE_CHECKING:
@@ -235,12 +236,35 @@ def test_what_an_unfinished_edit_keeps_is_not_carried_over(source: Path, destina
     assert not (destination / ".reblock-edit").exists()
 
 
-def test_a_snapshot_tells_of_changes_and_not_of_links(source: Path, destination: Path) -> None:
-    before = snapshot(str(source))
+def test_a_watch_tells_of_changes_and_not_of_links(source: Path, destination: Path) -> None:
+    watch = Watch(str(source))
     carry(source, destination, Sharing.REPLACE)
-    assert snapshot(str(source)) == before
-    (source / "sub" / "inner").write_text("other")
-    assert snapshot(str(source)) != before
-    before = snapshot(str(source))
-    (source / "sub" / "empty" / "new").touch()
-    assert snapshot(str(source)) != before
+    watch.check(str(source))
+    moved = source.rename(source.with_name("moved"))
+    watch.check(str(moved))
+    with pytest.raises(EditFailed, match="was changed by another program"):
+        watch.check(str(destination))  # the same content is not the same directory
+    (moved / "sub" / "inner").write_text("other")
+    with pytest.raises(EditFailed, match="inner' was changed"):
+        watch.check(str(moved))
+    watch = Watch(str(moved))
+    (moved / "sub" / "empty" / "new").touch()
+    with pytest.raises(EditFailed, match="new' was changed"):
+        watch.check(str(moved))
+
+
+def test_what_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    inner = tmp_path / "a"
+    for _ in range(70):
+        inner = inner / "a"
+    inner.mkdir(parents=True)
+    with pytest.raises(OSError, match="nested deeper than 64"):
+        Watch(str(tmp_path))
+
+
+def test_a_file_of_the_system_without_an_end_is_copied_to_no_more_than_its_size(
+    source: Path, destination: Path
+) -> None:
+    (source / "endless").symlink_to("/proc/self/pagemap")
+    carry(source, destination, Sharing.COPY)
+    assert (destination / "endless").read_bytes() == b""

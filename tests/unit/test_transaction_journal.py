@@ -246,3 +246,90 @@ def test_a_pipe_in_the_journal_is_not_waited_for(directory: Path, name: str) -> 
     os.mkfifo(directory / ".reblock-edit" / name)
     with pytest.raises(EditFailed, match="it holds something else"):
         finish_journal(str(directory))
+
+
+@pytest.mark.parametrize("way", ["exchange", "journal"])
+def test_what_another_program_does_while_files_are_flushed_is_not_lost(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    from reblock.artifact.transaction import stage as stage_module
+
+    monkeypatch.setattr(replace_module, "_may_exchange", lambda target: way == "exchange")
+    module = stage_module if way == "exchange" else journal_module
+    sync_tree = module.sync_tree
+
+    def flush_slowly(path: str) -> None:
+        sync_tree(path)
+        (directory / "tokenizer.json").unlink()
+        (directory / "tokenizer.json").write_text("mine")
+
+    monkeypatch.setattr(module, "sync_tree", flush_slowly)
+    with pytest.raises(EditFailed, match=r"tokenizer\.json' was changed by another program"):
+        resize(directory, 20)
+    assert (directory / "tokenizer.json").read_text() == "mine"
+    assert read_num_blocks(str(directory)) == 16
+    assert os.listdir(directory.parent) == ["artifact"]
+    assert ".reblock-edit" not in os.listdir(directory)
+
+
+def test_an_artifact_that_is_moved_into_the_place_meanwhile_is_not_lost(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from reblock.artifact.transaction import stage as stage_module
+
+    monkeypatch.setattr(replace_module, "_may_exchange", lambda target: True)
+    other = make_artifact(tmp_path / "other", num_blocks=30)
+    sync_tree = stage_module.sync_tree
+
+    def flush_slowly(path: str) -> None:
+        sync_tree(path)
+        directory.rename(tmp_path / "old")
+        other.rename(directory)
+
+    monkeypatch.setattr(stage_module, "sync_tree", flush_slowly)
+    with pytest.raises(EditFailed, match="was changed by another program"):
+        resize(directory, 20)
+    assert read_num_blocks(str(directory)) == 30
+    assert read_num_blocks(str(tmp_path / "old")) == 16
+
+
+def test_a_file_that_cannot_be_replaced_is_found_before_the_commit(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from reblock.artifact.transaction import system
+
+    points = system._mount_points
+    mounted = os.fsencode(directory / "rbln_config.json")
+    monkeypatch.setattr(system, "_mount_points", lambda: {*points(), mounted})
+    before = fingerprint(directory)
+    with pytest.raises(EditFailed, match="something is mounted on it"):
+        resize(directory, 20)
+    monkeypatch.undo()
+    monkeypatch.setattr(replace_module, "_may_exchange", lambda target: False)
+    (directory / ".reblock.json").mkdir()
+    with pytest.raises(EditFailed, match="Is a directory"):
+        resize(directory, 20)
+    (directory / ".reblock.json").rmdir()
+    assert fingerprint(directory) == before
+
+
+def test_a_link_under_the_name_of_what_is_committed_is_not_followed(
+    directory: Path, tmp_path: Path
+) -> None:
+    other = make_artifact(tmp_path / "other", num_blocks=30)
+    (directory / ".reblock-edit").mkdir()
+    (directory / ".reblock-edit" / "committed").symlink_to(other)
+    assert read_num_blocks(str(directory)) == 16
+
+
+def test_that_one_may_not_look_is_not_taken_for_nothing_there(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_committed(directory, 20)
+
+    def refuse(path: str) -> os.stat_result:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(os, "lstat", refuse)
+    with pytest.raises(PermissionError):
+        locate(str(directory), "rbln_config.json")

@@ -35,6 +35,10 @@ def source(tmp_path: Path) -> Path:
     return directory
 
 
+def unchecked(place: str) -> None:
+    """Take the place of a check of what is replaced."""
+
+
 def names(directory: Path) -> list[str]:
     return sorted(os.listdir(directory))
 
@@ -48,7 +52,7 @@ def test_commit_replace_puts_the_stage_in_place_and_removes_the_old(
         assert os.path.basename(stage.path).startswith(".source.reblock-")
         with open(os.path.join(stage.path, "new"), "w") as file:
             file.write("new")
-        stage.commit_replace()
+        stage.commit_replace(unchecked)
     assert names(source) == ["new"]
     assert names(tmp_path) == before
 
@@ -85,7 +89,7 @@ def test_an_os_error_in_a_stage_becomes_an_edit_failed_that_says_where(
 def test_an_os_error_after_the_commit_does_not_claim_that_nothing_changed(source: Path) -> None:
     def commit_and_fail() -> None:
         with stage_beside(str(source)) as stage:
-            stage.commit_replace()
+            stage.commit_replace(unchecked)
             raise OSError(errno.EIO, "Input/output error")
 
     with pytest.raises(ReblockError, match="was written") as caught:
@@ -96,7 +100,7 @@ def test_an_os_error_after_the_commit_does_not_claim_that_nothing_changed(source
 def test_a_stage_takes_the_mode_of_the_directory_it_replaces(source: Path) -> None:
     source.chmod(0o2750)
     with stage_beside(str(source)) as stage:
-        stage.commit_replace()
+        stage.commit_replace(unchecked)
     assert stat.S_IMODE(source.stat().st_mode) == 0o2750
 
 
@@ -135,7 +139,7 @@ def test_a_symbolic_link_as_target_stays_and_what_it_leads_to_is_replaced(
     (elsewhere / "link").symlink_to(source)
     with stage_beside(str(elsewhere / "link")) as stage:
         assert os.path.dirname(stage.path) == str(tmp_path)
-        stage.commit_replace()
+        stage.commit_replace(unchecked)
     assert (elsewhere / "link").is_symlink()
     assert names(source) == []
 
@@ -178,7 +182,7 @@ def test_a_stage_has_a_marker_that_is_removed_last(source: Path, tmp_path: Path)
     with stage_beside(str(source)) as stage:
         marker = tmp_path / f"{os.path.basename(stage.path)}.lock"
         assert marker.stat().st_size == 0
-        stage.commit_replace()
+        stage.commit_replace(unchecked)
         assert marker.exists()
     assert not marker.exists()
 
@@ -260,7 +264,7 @@ def test_a_commit_that_does_not_reach_the_disk_is_undone(
 
     monkeypatch.setattr(stage_module, "sync_path", fail)
     with pytest.raises(EditFailed, match="nothing was changed"), stage_beside(str(source)) as stage:
-        stage.commit_replace()
+        stage.commit_replace(unchecked)
     assert fingerprint(tmp_path) == before
     new = str(tmp_path / "new")
     with pytest.raises(EditFailed, match="nothing was changed"), stage_beside(new) as stage:
@@ -289,6 +293,64 @@ def test_a_commit_that_cannot_be_undone_is_called_written(
         pytest.raises(ReblockError, match="was written") as caught,
         stage_beside(str(source)) as stage,
     ):
-        stage.commit_replace()
+        stage.commit_replace(unchecked)
     assert not isinstance(caught.value, EditFailed)
     assert names(source) == []
+
+
+def test_what_others_did_in_the_last_moment_undoes_the_exchange(
+    source: Path, tmp_path: Path
+) -> None:
+    before = fingerprint(tmp_path)
+    places: list[str] = []
+
+    def find_a_change_afterwards(place: str) -> None:
+        places.append(place)
+        if place != str(source):
+            raise EditFailed("was changed", path=place)
+
+    with pytest.raises(EditFailed, match="was changed"), stage_beside(str(source)) as stage:
+        stage.commit_replace(find_a_change_afterwards)
+    assert places == [str(source), stage.path]
+    assert fingerprint(tmp_path) == before
+
+
+def test_others_may_lock_the_marker_whatever_the_umask_is(source: Path, tmp_path: Path) -> None:
+    umask = os.umask(0o077)
+    try:
+        with stage_beside(str(source)) as stage:
+            marker = tmp_path / f"{os.path.basename(stage.path)}.lock"
+            assert stat.S_IMODE(marker.stat().st_mode) == 0o644
+    finally:
+        os.umask(umask)
+
+
+def test_a_regular_file_in_the_place_of_a_stage_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / ".a.reblock-00000000.lock").touch()
+    path = tmp_path / ".a.reblock-00000000"
+    path.write_text("mine")
+    path.chmod(0o640)
+    assert remove_dead_stages(str(tmp_path)) == [str(path)]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_a_stage_that_is_nested_without_end_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / ".a.reblock-00000000.lock").touch()
+    inner = str(tmp_path / ".a.reblock-00000000")
+    os.mkdir(inner)
+    before = os.getcwd()
+    try:
+        os.chdir(inner)
+        for _ in range(1500):
+            os.mkdir("a")
+            os.chdir("a")
+    finally:
+        os.chdir(before)
+    remove_dead_stages(str(tmp_path))  # whether it can be removed depends on the interpreter
+    remove_with_system(tmp_path)
+
+
+def remove_with_system(directory: Path) -> None:
+    import subprocess
+
+    subprocess.run(["rm", "-rf", str(directory)], check=True)

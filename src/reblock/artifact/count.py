@@ -6,10 +6,8 @@ This is all that `reblock get` runs, so it imports next to nothing. Opening an a
 
 from reblock.artifact.files import read_file
 from reblock.artifact.location import config_path, has_left_overs
-from reblock.errors import CorruptArtifact, UnknownFormat
-from reblock.json_fields import JsonFields, parse_json_object
-
-FORMAT_VERSION = 1
+from reblock.errors import CorruptArtifact
+from reblock.json_fields import JsonFields, check_format_version, parse_json_object
 
 
 def read_num_blocks(directory: str, module: str | None = None) -> int:
@@ -49,19 +47,3 @@ def read_num_blocks(directory: str, module: str | None = None) -> int:
     if "reblock" in fields.values:
         check_format_version(fields.nested("reblock"))
     return fields.integer("kvcache_num_blocks")
-
-
-def check_format_version(fields: JsonFields) -> None:
-    """Check the `format_version` of an object that reblock wrote.
-
-    Raises:
-        CorruptArtifact: There is none, or it is no number.
-        UnknownFormat: It is one that this version does not know.
-    """
-    version = fields.integer("format_version")
-    if version > FORMAT_VERSION:
-        raise UnknownFormat(
-            f"is of format_version {version}, and this version of reblock reads up to "
-            f"{FORMAT_VERSION}; upgrade reblock",
-            path=fields.path,
-        )

@@ -8,6 +8,7 @@ Imports next to nothing, because `reblock get` has to start about as fast as Pyt
 """
 
 import os
+import stat
 
 from reblock.errors import NotAnArtifact
 
@@ -24,9 +25,31 @@ def locate(directory: str, name: str, changed_in: str | None = None) -> str:
         name: The path of a file within it.
         changed_in: A directory whose files stand in for those of the artifact; by default that
             of an edit that was committed and is not finished.
+
+    Raises:
+        PermissionError: the system does not let one see whether there is such an edit.
     """
-    path = os.path.join(changed_in or committed_directory(directory), name)
-    return path if os.path.lexists(path) else os.path.join(directory, name)
+    if changed_in is None and _has_committed(directory):
+        changed_in = committed_directory(directory)
+    path = None if changed_in is None else os.path.join(changed_in, name)
+    return path if path is not None and _exists(path) else os.path.join(directory, name)
+
+
+def _has_committed(directory: str) -> bool:
+    # A link there would lead to files that are not the artifact's.
+    committed = committed_directory(directory)
+    return all(_exists(path, stat.S_IFDIR) for path in (os.path.dirname(committed), committed))
+
+
+def _exists(path: str, kind: int | None = None) -> bool:
+    """Return whether something is there; that one may not look is not the same as no."""
+    try:
+        mode = os.lstat(path).st_mode
+    except PermissionError:
+        raise
+    except (OSError, ValueError):
+        return False
+    return kind is None or stat.S_IFMT(mode) == kind
 
 
 def committed_directory(directory: str) -> str:

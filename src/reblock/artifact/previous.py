@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import os
 
-from reblock.artifact.count import check_format_version
 from reblock.artifact.files import read_file
 from reblock.artifact.location import locate
 from reblock.errors import NoPreviousCount
-from reblock.json_fields import JsonFields, parse_json_object
+from reblock.json_fields import JsonFields, check_format_version, parse_json_object
 
 __all__ = ["PREVIOUS_NAME", "previous_text", "read_previous"]
 

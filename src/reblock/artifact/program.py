@@ -26,11 +26,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reblock.artifact.count import check_format_version
 from reblock.artifact.files import open_regular
 from reblock.artifact.zip_check import check_end, check_entries
 from reblock.errors import CorruptArtifact
-from reblock.json_fields import MAX_JSON_BYTES, JsonFields, parse_json_object
+from reblock.json_fields import MAX_JSON_BYTES, JsonFields, check_format_version, parse_json_object
 from reblock.memory import ProgramMemory
 
 if TYPE_CHECKING:

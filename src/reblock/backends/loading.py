@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from reblock.artifact.verify import Check
+from reblock.errors import MissingDependency
 from reblock.units import format_bytes
 
 if TYPE_CHECKING:
@@ -20,11 +21,27 @@ if TYPE_CHECKING:
 
     from reblock.memory import MemoryPlan
 
-__all__ = ["check_memory", "memory_faults"]
+__all__ = ["check_memory", "memory_faults", "require_torch"]
 
 _NAME = "memory"
 # Libraries and allocators take a little more or less each time.
 _TOLERANCE_PERCENT = 2
+
+
+def require_torch(purpose: str) -> None:
+    """Check that what runs and compiles models is installed; `purpose` begins the message.
+
+    Raises:
+        MissingDependency: It is not.
+    """
+    for package in ("torch", "transformers"):
+        if find_spec(package) is None:
+            install = "pip install 'reblock[torch]'"
+            raise MissingDependency(
+                f"{purpose} needs {package}, which is not installed: {install}",
+                package=package,
+                install=install,
+            )
 
 
 def check_memory(directory: str) -> Check:
@@ -32,10 +49,10 @@ def check_memory(directory: str) -> Check:
 
     Its compiled code runs there, so its other checks should have passed before.
     """
-    for package in ("torch", "transformers"):
-        if find_spec(package) is None:
-            detail = f"needs {package}, which is not installed: pip install 'reblock[torch]'"
-            return Check(name=_NAME, outcome="skipped", detail=detail)
+    try:
+        require_torch("loading it")
+    except MissingDependency as error:
+        return Check(name=_NAME, outcome="skipped", detail=str(error))
     outcome = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "reblock.backends.torch.loaded", directory],
         capture_output=True,

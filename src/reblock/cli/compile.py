@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import fields
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from reblock.artifact.transaction import check_destination
+from reblock.backends.loading import require_torch
 from reblock.cli.parser import Once, add_json, add_output_dir, non_empty
 from reblock.cli.progress import TerminalProgress
-from reblock.errors import MissingDependency, UsageError
+from reblock.errors import UsageError
 from reblock.options import CompileOptions
 from reblock.units import format_gib
 
@@ -68,12 +68,7 @@ def compile_to_artifact(
     output_dir = default_output_dir(model) if output_dir is None else output_dir
     # Now and not after minutes of compiling.
     check_destination(output_dir, source=model if os.path.isdir(model) else None)
-    if find_spec("torch") is None:
-        raise MissingDependency(
-            "compiling needs torch, which is not installed: pip install 'reblock[torch]'",
-            package="torch",
-            install="pip install 'reblock[torch]'",
-        )
+    require_torch("compiling")
     # transformers shows bars of its own while it reads weights; ours say what is going on.
     os.environ.setdefault("TQDM_DISABLE", "1")
     from reblock.backends.torch import compile_model

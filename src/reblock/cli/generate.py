@@ -8,12 +8,12 @@ import json
 import sys
 import time
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from reblock.backends.loading import require_torch
 from reblock.cli.parser import Once, add_directory, add_json
 from reblock.engine.request import SamplingParams
-from reblock.errors import MissingDependency, UsageError
+from reblock.errors import UsageError
 from reblock.units import format_gib
 
 if TYPE_CHECKING:
@@ -192,14 +192,7 @@ def _sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 
 def _load(directory: str, num_threads: int | None) -> tuple[Engine, Tokenizer]:
-    for package in ("torch", "transformers"):
-        if find_spec(package) is None:
-            install = "pip install 'reblock[torch]'"
-            raise MissingDependency(
-                f"generating text needs {package}, which is not installed: {install}",
-                package=package,
-                install=install,
-            )
+    require_torch("generating text")
     from reblock.artifact.reader import open_artifact
 
     # Before torch, which takes seconds to import: a damaged artifact is refused at once.

@@ -48,7 +48,7 @@ def resize(
         check_destination(output_dir, source=directory)
     # Asked before the edit, after which the working directory is the old one, already removed.
     real = os.path.realpath(directory)
-    stands_inside = output_dir is None and _is_working_directory(real)
+    stands_somewhere = _has_working_directory()
     with _locked(directory, is_dry_run=is_dry_run, timeout_s=lock_timeout_s) as lock:
         artifact = open_artifact(directory, module)
         plan = plan_resize(artifact, read_previous(directory, module) if target is None else target)
@@ -75,8 +75,8 @@ def resize(
         _print_done(text)
         for note in notes:
             tell(f"note: {note}")
-        if stands_inside and not _is_working_directory(real):
-            tell(f"note: this directory was replaced; enter it again: cd {directory}")
+        if stands_somewhere and not _has_working_directory():
+            tell(f"note: this directory was replaced; enter it again: cd {real}")
     return 0
 
 
@@ -104,11 +104,12 @@ def _print_done(text: str) -> None:
         tell(f"note: the artifact was written, but that could not be printed: {error}")
 
 
-def _is_working_directory(directory: str) -> bool:
+def _has_working_directory() -> bool:
     try:
-        return os.path.samefile(directory, os.curdir)
-    except OSError:  # one of the two is not there
+        os.getcwd()
+    except FileNotFoundError:
         return False
+    return True
 
 
 def _as_object(

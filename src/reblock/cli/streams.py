@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,11 +35,12 @@ def _nowhere() -> TextIO:
 
 def drop(stream: TextIO) -> None:
     """Let what is still buffered go nowhere: at exit Python would try to write it again."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, stream.fileno())
-    finally:
-        os.close(nowhere)
+    with suppress(OSError):  # there is nothing left to try
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, stream.fileno())
+        finally:
+            os.close(nowhere)
 
 
 def tell(text: str) -> None:

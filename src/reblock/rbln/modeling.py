@@ -12,16 +12,15 @@ import shutil
 import tempfile
 import weakref
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from reblock.artifact.location import CONFIG_NAME, locate
 from reblock.artifact.reader import open_artifact, read_config
 from reblock.artifact.transaction import check_destination
+from reblock.backends.loading import require_torch
 from reblock.errors import (
     HostMismatch,
     InvalidOption,
-    MissingDependency,
     UnsupportedModel,
     UsageError,
 )
@@ -112,7 +111,7 @@ def _load(directory: str, arguments: Arguments) -> RBLNModelForCausalLM:
         )
     check_compiled(arguments, config)
     artifact = open_artifact(directory)
-    _need_torch()
+    require_torch("running a model")
     from reblock.rbln.generation import RBLNModelForCausalLM
 
     return RBLNModelForCausalLM(artifact, creates_runtimes=arguments.creates_runtimes)
@@ -152,7 +151,7 @@ def _loading(arguments: Arguments) -> Arguments:
 def _compile(
     model_id: str, destination: str, options: CompileOptions, fetching: Mapping[str, object]
 ) -> None:
-    _need_torch()
+    require_torch("running a model")
     model_id = _find(model_id, fetching)
     from reblock.backends.torch import compile_model
 
@@ -197,17 +196,6 @@ def _find(model_id: str, fetching: Mapping[str, object]) -> str:
             f"{model_id!r} cannot be fetched: {type(error).__name__}: {error}", model=model_id
         ) from error
     return fetched
-
-
-def _need_torch() -> None:
-    for package in ("torch", "transformers"):
-        if find_spec(package) is None:
-            install = "pip install 'reblock[torch]'"
-            raise MissingDependency(
-                f"running a model needs {package}, which is not installed: {install}",
-                package=package,
-                install=install,
-            )
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from reblock.artifact.location import JOURNAL_NAME
 from reblock.artifact.transaction.system import clone, exchange, keep_metadata
+from reblock.errors import EditFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from reblock.progress import Progress
 
-__all__ = ["ExchangeImpossible", "Sharing", "carry_over", "is_inside", "snapshot"]
+__all__ = ["ExchangeImpossible", "Sharing", "Watch", "carry_over", "is_inside"]
 
 # Where hard links are refused for a reason that a copy does not share: another owner's file under
 # fs.protected_hardlinks, too many links, a file system without links.
@@ -27,6 +28,8 @@ _LINK_REFUSED = {errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP, errno.E
 # Smaller files are those that people edit; an artifact of its own must not share them.
 _LARGE_BYTES = 16 * 2**20
 _CHUNK_BYTES = 2**20
+# Artifacts are flat, but for modules within modules.
+_MAX_DEPTH = 64
 
 
 class Sharing(Enum):
@@ -75,16 +78,53 @@ def carry_over(
     carrier.carry(source, destination, leave_out=frozenset([*leave_out, JOURNAL_NAME]))
 
 
-def snapshot(directory: str) -> dict[str, tuple[int, int, int, int]]:
+class Watch:
+    """Whether a directory is still as it was, in all that is in it, wherever it stands now."""
+
+    def __init__(self, directory: str) -> None:
+        """Take note of what is in `directory`.
+
+        Raises:
+            OSError: it cannot be read, or is nested deeper than an artifact may be.
+        """
+        self._before = _snapshot(directory)
+
+    def check(self, directory: str) -> None:
+        """Check that `directory` is the one of which note was taken, and that nothing is changed.
+
+        Raises:
+            EditFailed: Something is, by another program than reblock.
+        """
+        changed = sorted(dict(self._before.items() ^ _snapshot(directory).items()))
+        if changed:
+            path = os.path.join(directory, changed[0])
+            raise EditFailed(
+                f"{path!r} was changed by another program during the edit, which has changed "
+                "nothing; run it again",
+                path=path,
+            )
+
+
+def _snapshot(directory: str) -> dict[str, tuple[int, int, int, int]]:
     """Return what tells whether anything in `directory` is changed: an identity of each entry."""
-    found = {}
-    for parent, directories, names in os.walk(directory):
-        for path in (os.path.join(parent, name) for name in [*directories, *names]):
-            status = os.lstat(path)
-            size, time = status.st_size, status.st_mtime_ns
-            if stat.S_ISDIR(status.st_mode):
-                size = time = 0  # what is in it is listed itself
-            found[os.path.relpath(path, directory)] = (status.st_mode, status.st_ino, size, time)
+    top = os.lstat(directory)
+    found = {"": (top.st_mode, top.st_ino, 0, 0)}
+    pending = [""]
+    while pending:
+        inner = pending.pop()
+        if inner.count(os.sep) > _MAX_DEPTH:
+            raise OSError(errno.ELOOP, f"is nested deeper than {_MAX_DEPTH} directories", directory)
+        with os.scandir(os.path.join(directory, inner)) as entries:
+            for entry in entries:
+                status = entry.stat(follow_symlinks=False)
+                path = os.path.join(inner, entry.name)
+                if path == JOURNAL_NAME:
+                    continue
+                size, time = status.st_size, status.st_mtime_ns
+                if stat.S_ISDIR(status.st_mode):
+                    size = time = 0  # what is in it is listed itself
+                    pending.append(path)
+                found[path] = (status.st_mode, status.st_ino, size, time)
     return found
 
 
@@ -180,7 +220,7 @@ class _Carrier:
         ):
             may_clone = self._sharing is not Sharing.COPY
             if not (may_clone and clone(source.fileno(), copy.fileno())):
-                _copy_bytes(source, copy, advance)
+                _copy_bytes(source, copy, size, advance)
         keep_metadata(path, target, keep_times=True)
 
 
@@ -200,10 +240,14 @@ def _clone_file(path: str, target: str) -> bool:
     return is_cloned
 
 
-def _copy_bytes(source: RawIOBase, copy: RawIOBase, advance: Callable[[int], None]) -> None:
+def _copy_bytes(
+    source: RawIOBase, copy: RawIOBase, size: int, advance: Callable[[int], None]
+) -> None:
+    # No more than it had: a file of the system's can go on without end.
     # Into one buffer, which takes half as long as reading into new ones.
     buffer = memoryview(bytearray(_CHUNK_BYTES))
-    while num_read := source.readinto(buffer):
+    while size > 0 and (num_read := source.readinto(buffer[:size])):
+        size -= num_read
         remaining = buffer[:num_read]
         while remaining:
             remaining = remaining[copy.write(remaining) :]

@@ -28,7 +28,7 @@ from reblock.artifact.transaction.undisturbed import undisturbed
 from reblock.errors import EditFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["Journal", "finish_journal", "journal_in"]
 
@@ -44,14 +44,15 @@ class Journal:
         self.staged = os.path.join(self.path, _STAGED_NAME)
         self.is_committed = False
 
-    def commit(self) -> None:
-        """Make the staged files the artifact's.
+    def commit(self, check: Callable[[], None]) -> None:
+        """Make the staged files the artifact's; `check` is called just before that.
 
         Raises:
             OSError: the system refused; nothing has changed.
         """
         sync_tree(self.path)
         sync_path(self.directory)
+        check()
         committed = committed_directory(self.directory)
         with undisturbed():
             os.rename(self.staged, committed)

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from reblock.artifact.location import CONFIG_NAME
 from reblock.artifact.transaction.carry import (
     ExchangeImpossible,
     Sharing,
+    Watch,
     carry_over,
-    snapshot,
 )
 from reblock.artifact.transaction.clean_up import clean_up_for_edit
 from reblock.artifact.transaction.journal import finish_journal, journal_in
 from reblock.artifact.transaction.stage import edit_failed, left_note, stage_beside
-from reblock.artifact.transaction.system import keep_metadata
-from reblock.errors import EditFailed
+from reblock.artifact.transaction.system import check_replaceable, holds_mounts, keep_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
 
     from reblock.artifact.transaction.lock import EditLock
     from reblock.progress import Progress
 
-__all__ = ["keep_file_metadata", "replace_files", "unchanged"]
+__all__ = ["keep_file_metadata", "replace_files"]
 
 # What the system answers where it could never exchange the two: another mount, a mount point, a
 # directory of somebody else in one with the sticky bit, a file system without that step.
@@ -91,7 +89,9 @@ def _refusal(directory: str) -> OSError:
 
 def _may_exchange(target: str) -> bool:
     parent = os.path.dirname(target)
-    return os.access(parent, os.W_OK) and os.stat(parent).st_dev == os.stat(target).st_dev
+    is_one_device = os.stat(parent).st_dev == os.stat(target).st_dev
+    # What is mounted in it would be carried off with the old artifact.
+    return os.access(parent, os.W_OK) and is_one_device and not holds_mounts(target)
 
 
 def _exchange(
@@ -103,16 +103,14 @@ def _exchange(
     progress: Progress,
 ) -> list[str]:
     with stage_beside(target) as stage:
-        with unchanged(target):
-            carry_over(
-                target, stage.path, leave_out=names, sharing=Sharing.REPLACE, progress=progress
-            )
-            write(stage.path)
-            keep_file_metadata(target, stage.path, names)
-            check(stage.path, None)
+        watch = Watch(target)
+        carry_over(target, stage.path, leave_out=names, sharing=Sharing.REPLACE, progress=progress)
+        write(stage.path)
+        keep_file_metadata(target, stage.path, names)
+        check(stage.path, None)
         lock.check()
         try:
-            stage.commit_replace()
+            stage.commit_replace(watch.check)
         except OSError as error:
             if error.errno in _CANNOT_EXCHANGE:
                 raise ExchangeImpossible from error
@@ -127,7 +125,10 @@ def _journal(
     write: Callable[[str], None],
     check: Callable[[str, str | None], None],
 ) -> list[str]:
+    watch = Watch(target)
     with journal_in(target) as journal:
+        for name in names:
+            check_replaceable(target, name)
         for directory in sorted({os.path.dirname(name) for name in names} - {""}):
             os.makedirs(os.path.join(journal.staged, directory))
             keep_metadata(
@@ -139,7 +140,7 @@ def _journal(
         keep_file_metadata(target, journal.staged, names)
         check(target, journal.staged)
         lock.check()
-        journal.commit()
+        journal.commit(lambda: watch.check(target))
     try:
         finish_journal(target)
     except OSError as error:
@@ -150,24 +151,6 @@ def _journal(
         )
         return [note]
     return []
-
-
-@contextmanager
-def unchanged(directory: str) -> Iterator[None]:
-    """Check at the end of the context that nothing in `directory` has changed meanwhile.
-
-    Raises:
-        EditFailed: Something has, by another program than reblock.
-    """
-    before = snapshot(directory)
-    yield
-    changed = sorted(dict(before.items() ^ snapshot(directory).items()))
-    if changed:
-        raise EditFailed(
-            f"{os.path.join(directory, changed[0])!r} was changed by another program during the "
-            "edit, which has changed nothing; run it again",
-            path=os.path.join(directory, changed[0]),
-        )
 
 
 def keep_file_metadata(source: str, stage: str, names: Collection[str]) -> None:

@@ -61,14 +61,18 @@ class Stage:
         self.is_committed = False
         self.left: str | None = None
 
-    def commit_new(self) -> None:
+    def commit_new(self, check: Callable[[], None] | None = None) -> None:
         """Put the stage at the target, where nothing or an empty directory is.
+
+        `check` is called just before that.
 
         Raises:
             DestinationExists: something has appeared there in the meantime.
             OSError: the system refused; nothing has changed.
         """
         sync_tree(self.path)
+        if check is not None:
+            check()
         with undisturbed():
             try:
                 os.rename(self.path, self.target)  # replaces an empty directory, nothing else
@@ -78,23 +82,30 @@ class Stage:
                 raise
             self._confirm(lambda: os.rename(self.target, self.path))
 
-    def commit_replace(self) -> None:
+    def commit_replace(self, check: Callable[[str], None]) -> None:
         """Put the stage at the target; what was there is at `path` afterwards, to be removed.
+
+        `check` is given the place of what is replaced, just before that and just after: what
+        others have done to it in between would be lost with it, and so the step is undone.
 
         Raises:
             OSError: the system refused; nothing has changed.
+            EditFailed: `check` has raised it; nothing has changed.
         """
         sync_tree(self.path)
+        check(self.target)
         with undisturbed():
             exchange(self.path, self.target)
-            self._confirm(lambda: exchange(self.path, self.target))
+            self._confirm(lambda: exchange(self.path, self.target), check=lambda: check(self.path))
 
-    def _confirm(self, undo: Callable[[], None]) -> None:
+    def _confirm(self, undo: Callable[[], None], check: Callable[[], None] | None = None) -> None:
         """Force the step that was taken to the disk, or undo it."""
         self.is_committed = True
         try:
+            if check is not None:
+                check()
             sync_path(os.path.dirname(self.target))
-        except OSError as error:
+        except (OSError, EditFailed) as error:
             try:
                 undo()
             except OSError:
@@ -205,6 +216,8 @@ def _make_marker(path: str) -> int:
             while try_flock(descriptor) is False:
                 pass  # another command is looking at it, which takes no time
             if os.path.lexists(path):
+                # Others may have to look at it, and remove it.
+                os.fchmod(descriptor, 0o644)
                 return descriptor
         except BaseException:
             os.close(descriptor)

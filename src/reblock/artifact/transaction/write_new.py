@@ -7,15 +7,15 @@ import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from reblock.artifact.transaction.carry import carry_over, is_inside
-from reblock.artifact.transaction.replace import keep_file_metadata, unchanged
+from reblock.artifact.transaction.carry import Watch, carry_over, is_inside
+from reblock.artifact.transaction.replace import keep_file_metadata
 from reblock.artifact.transaction.stage import (
     destination_exists,
     left_note,
     remove_dead_stages,
     stage_beside,
 )
-from reblock.artifact.transaction.system import keep_metadata
+from reblock.artifact.transaction.system import is_mount_point, keep_metadata
 from reblock.errors import InvalidDestination
 
 if TYPE_CHECKING:
@@ -56,6 +56,12 @@ def check_destination(destination: str, *, source: str | None) -> None:
                 "one outside of it",
                 path=destination,
             )
+    if is_mount_point(real):
+        raise InvalidDestination(
+            f"the output directory {destination!r} is a mount point, which cannot be replaced; "
+            "give a new directory in it",
+            path=destination,
+        )
     if os.path.lexists(real) and not (os.path.isdir(real) and not os.listdir(real)):
         # Perhaps of a command that was cut off just after it had written it.
         remove_dead_stages(os.path.dirname(real))
@@ -111,11 +117,11 @@ def copy_with(
             # What is private stays private, from the first file on.
             keep_metadata(real, stage.path, keep_times=False)
             os.chmod(stage.path, stat.S_IMODE(os.stat(real).st_mode) | stat.S_IRWXU)
-        with unchanged(real):
-            carry_over(real, stage.path, leave_out=names, sharing=sharing, progress=progress)
-            write(stage.path)
-            keep_file_metadata(real, stage.path, names)
-            check(stage.path, None)
+        watch = Watch(real)
+        carry_over(real, stage.path, leave_out=names, sharing=sharing, progress=progress)
+        write(stage.path)
+        keep_file_metadata(real, stage.path, names)
+        check(stage.path, None)
         lock.check()
-        stage.commit_new()
+        stage.commit_new(lambda: watch.check(real))
     return [] if stage.left is None else [left_note(stage.left)]

@@ -12,7 +12,7 @@ from reblock.backends.torch.pieces import PieceShapes, cache_shape
 from reblock.backends.torch.structure import Structure, nonlayer_tensors
 from reblock.backends.torch.weights import layout_digest
 from reblock.config import DTYPE_BYTES
-from reblock.info import FORMAT_VERSION
+from reblock.json_fields import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
