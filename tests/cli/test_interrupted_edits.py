@@ -133,6 +133,21 @@ def test_a_signal_during_the_commit_comes_too_late(
     assert os.listdir(directory.parent) == [directory.name]
 
 
+@pytest.mark.parametrize("number", [number for number, _ in STOPS])
+@pytest.mark.parametrize("options", [[], ["--output-dir"]])
+def test_a_signal_after_the_commit_comes_too_late_until_the_outcome_is_told(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, number: int, options: list[str]
+) -> None:
+    from reblock.cli import resizing
+
+    # What runs after the change is made and before it is told.
+    monkeypatch.setattr(resizing, "_as_text", with_signal(number, resizing._as_text))
+    place = [*options, str(directory.with_name("out"))] if options else []
+    result = reblock_here("set", directory, "20", *place)
+    assert result.returncode == 0
+    assert "16 -> 20" in result.stdout
+
+
 def test_a_command_leaves_the_handlers_of_its_process_as_they_were(directory: Path) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]

@@ -115,6 +115,7 @@ def apply_resize(
     lock: EditLock | None = None,
     is_copied: bool = False,
     progress: Progress | None = None,
+    is_last: bool = False,
 ) -> list[str]:
     """Carry out `plan`, on the artifact itself or on a copy of it at `output_dir`.
 
@@ -129,6 +130,8 @@ def apply_resize(
         is_copied: Whether a copy shares no file with the artifact. By default large files are
             shared, as clones where the file system has them and else by hard links.
         progress: Is told of large files that have to be copied.
+        is_last: Whether Ctrl-C, SIGTERM and SIGHUP stay ignored once the change is made, for a
+            command that then has only to say so and to end.
 
     Returns:
         Notes on what the edit, which is done, has left over.
@@ -148,7 +151,12 @@ def apply_resize(
     with nullcontext(lock) if lock is not None else _lock_opened(artifact) as held:
         if output_dir is None:
             return replace_files(
-                held, names=edit.names, write=edit.write, check=edit.check, progress=progress
+                held,
+                names=edit.names,
+                write=edit.write,
+                check=edit.check,
+                progress=progress,
+                is_last=is_last,
             )
         return copy_with(
             held,
@@ -158,6 +166,7 @@ def apply_resize(
             check=edit.check,
             sharing=Sharing.COPY if is_copied else Sharing.SHARE,
             progress=progress,
+            is_last=is_last,
         )
 
 

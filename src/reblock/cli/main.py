@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from importlib import import_module
 
 from reblock.cli.parser import EXIT_CODES, CommandParser, Parser, add_version
@@ -74,7 +75,8 @@ def run_guarded(prog: str, action: Callable[[], int]) -> int:
         return _run_reported(prog, action)
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # None: not set by Python, and so not its to set back
+                signal.signal(number, handler)
 
 
 def _run_reported(prog: str, action: Callable[[], int]) -> int:
@@ -115,6 +117,9 @@ def _catch_signals() -> dict[int, Any]:
             os._exit(128 + number)  # a fork of this process has nothing of its own to clean up
         raise SystemExit(128 + number)
 
+    # An edit that is done leaves it ignored, and a program that calls this wants it back.
+    if threading.current_thread() is threading.main_thread():
+        before[int(signal.SIGINT)] = signal.getsignal(signal.SIGINT)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             try:
@@ -129,7 +134,10 @@ def _report(prog: str, error: Exception) -> None:
         import traceback
 
         traceback.print_exc()
-    tell(f"{prog}: error: {error}")
+    text = str(error)
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        text = f"{os.fsdecode(error.filename)}: {error.strerror}"
+    tell(f"{prog}: error: {text}")
     _tell_notes(prog, error)
 
 

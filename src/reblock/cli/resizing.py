@@ -63,6 +63,7 @@ def resize(
                 lock=lock,
                 is_copied=is_copied,
                 progress=TerminalProgress(),
+                is_last=True,
             )
     if as_json:
         text = json.dumps(_as_object(artifact, plan, output_dir, is_dry_run=is_dry_run))

@@ -38,7 +38,8 @@ _STAGED_NAME = "staged"
 class Journal:
     """An edit of the artifact in `directory`; files to change are written into `staged`."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, *, is_last: bool) -> None:
+        self._is_last = is_last
         self.directory = directory
         self.path = os.path.join(directory, JOURNAL_NAME)
         self.staged = os.path.join(self.path, _STAGED_NAME)
@@ -54,7 +55,7 @@ class Journal:
         sync_path(self.directory)
         check()
         committed = committed_directory(self.directory)
-        with undisturbed():
+        with undisturbed() as calm:
             os.rename(self.staged, committed)
             try:
                 sync_path(self.path)
@@ -62,10 +63,11 @@ class Journal:
                 os.rename(committed, self.staged)
                 raise
             self.is_committed = True
+            calm.is_for_good = self._is_last
 
 
 @contextmanager
-def journal_in(directory: str) -> Iterator[Journal]:
+def journal_in(directory: str, *, is_last: bool = False) -> Iterator[Journal]:
     """Yield a `Journal` in `directory`, which its caller has locked and cleaned up.
 
     At the end what was committed is moved up, and what was not is removed.
@@ -73,7 +75,7 @@ def journal_in(directory: str) -> Iterator[Journal]:
     Raises:
         EditFailed: the system refused a write before the commit; nothing has changed.
     """
-    journal = Journal(directory)
+    journal = Journal(directory, is_last=is_last)
     try:
         for path in (journal.path, journal.staged):
             os.mkdir(path)

@@ -47,6 +47,7 @@ def replace_files(
     write: Callable[[str], None],
     check: Callable[[str, str | None], None],
     progress: Progress,
+    is_last: bool = False,
 ) -> list[str]:
     """Replace files of the artifact that is locked.
 
@@ -59,6 +60,8 @@ def replace_files(
         check: Given a directory and another, or None, whose files stand in for those in the
             first; raises where that is not the artifact that was to be written.
         progress: Is told of large files that have to be copied.
+        is_last: Whether signals stay ignored once the change is made, for a command that then has
+            only to say so and to end.
 
     Returns:
         Notes on what is left to be done: the artifact is changed, but something that the system
@@ -75,10 +78,10 @@ def replace_files(
     notes = [left_note(path) for path in clean_up_for_edit(lock)]
     if _may_exchange(target):
         try:
-            return notes + _exchange(lock, target, names, write, check, progress)
+            return notes + _exchange(lock, target, names, write, check, progress, is_last=is_last)
         except ExchangeImpossible as reason:
             notes += getattr(reason, "__notes__", [])
-    return notes + _journal(lock, target, names, write, check)
+    return notes + _journal(lock, target, names, write, check, is_last=is_last)
 
 
 def _refusal(directory: str) -> OSError:
@@ -101,8 +104,10 @@ def _exchange(
     write: Callable[[str], None],
     check: Callable[[str, str | None], None],
     progress: Progress,
+    *,
+    is_last: bool,
 ) -> list[str]:
-    with stage_beside(target) as stage:
+    with stage_beside(target, is_last=is_last) as stage:
         watch = Watch(target)
         carry_over(target, stage.path, leave_out=names, sharing=Sharing.REPLACE, progress=progress)
         write(stage.path)
@@ -124,9 +129,11 @@ def _journal(
     names: Collection[str],
     write: Callable[[str], None],
     check: Callable[[str, str | None], None],
+    *,
+    is_last: bool,
 ) -> list[str]:
     watch = Watch(target)
-    with journal_in(target) as journal:
+    with journal_in(target, is_last=is_last) as journal:
         for name in names:
             check_replaceable(target, name)
         for directory in sorted({os.path.dirname(name) for name in names} - {""}):

@@ -55,9 +55,10 @@ class Stage:
     or the marker, or None.
     """
 
-    def __init__(self, path: str, target: str) -> None:
+    def __init__(self, path: str, target: str, *, is_last: bool) -> None:
         self.path = path
         self.target = target
+        self._is_last = is_last
         self.is_committed = False
         self.left: str | None = None
 
@@ -73,7 +74,7 @@ class Stage:
         sync_tree(self.path)
         if check is not None:
             check()
-        with undisturbed():
+        with undisturbed() as calm:
             try:
                 os.rename(self.path, self.target)  # replaces an empty directory, nothing else
             except OSError as error:
@@ -81,6 +82,7 @@ class Stage:
                     raise destination_exists(self.target) from error
                 raise
             self._confirm(lambda: os.rename(self.target, self.path))
+            calm.is_for_good = self._is_last
 
     def commit_replace(self, check: Callable[[str], None]) -> None:
         """Put the stage at the target; what was there is at `path` afterwards, to be removed.
@@ -94,9 +96,10 @@ class Stage:
         """
         sync_tree(self.path)
         check(self.target)
-        with undisturbed():
+        with undisturbed() as calm:
             exchange(self.path, self.target)
             self._confirm(lambda: exchange(self.path, self.target), check=lambda: check(self.path))
+            calm.is_for_good = self._is_last
 
     def _confirm(self, undo: Callable[[], None], check: Callable[[], None] | None = None) -> None:
         """Force the step that was taken to the disk, or undo it."""
@@ -118,7 +121,7 @@ class Stage:
 
 
 @contextmanager
-def stage_beside(target: str) -> Iterator[Stage]:
+def stage_beside(target: str, *, is_last: bool = False) -> Iterator[Stage]:
     """Yield an empty `Stage` in the directory that holds `target`, making that where needed.
 
     A symbolic link at `target` is followed: what it leads to is what a commit replaces. The
@@ -127,6 +130,11 @@ def stage_beside(target: str) -> Iterator[Stage]:
     way included, or what was replaced. Of a failure, what the system does not let be removed is
     named in a note of the exception.
 
+    Args:
+        target: Where the stage is to be put.
+        is_last: Whether signals stay ignored once it has been put there, for a command that then
+            has only to say so and to end.
+
     Raises:
         EditFailed: the system refused a write before the commit; the target is unchanged.
     """
@@ -134,7 +142,7 @@ def stage_beside(target: str) -> Iterator[Stage]:
     parent, name = os.path.split(real)
     made: list[str] = []
     marker = -1
-    stage = Stage(os.path.join(parent, _stage_name(name)), real)
+    stage = Stage(os.path.join(parent, _stage_name(name)), real, is_last=is_last)
     try:
         _make_directories(parent, made)
         marker = _make_marker(stage.path + _MARKER_SUFFIX)

@@ -69,7 +69,7 @@ def check_destination(destination: str, *, source: str | None) -> None:
 
 
 @contextmanager
-def new_directory(destination: str) -> Iterator[Stage]:
+def new_directory(destination: str, *, is_last: bool = False) -> Iterator[Stage]:
     """Yield the `Stage` of an artifact that its caller writes and then commits.
 
     What commands left beside the destination that were cut off is removed first.
@@ -78,7 +78,7 @@ def new_directory(destination: str) -> Iterator[Stage]:
         EditFailed: the system refused a write; nothing is left of it.
     """
     remove_dead_stages(os.path.dirname(os.path.realpath(destination)))
-    with stage_beside(destination) as stage:
+    with stage_beside(destination, is_last=is_last) as stage:
         yield stage
 
 
@@ -91,6 +91,7 @@ def copy_with(
     check: Callable[[str, str | None], None],
     sharing: Sharing,
     progress: Progress,
+    is_last: bool = False,
 ) -> list[str]:
     """Write a copy of the artifact that is locked, in which some files are others.
 
@@ -102,6 +103,7 @@ def copy_with(
         check: Given a directory and None; raises where that is not the artifact it was to be.
         sharing: Whether the copy may share files with the source.
         progress: Is told of large files that have to be copied.
+        is_last: As for `replace_files`.
 
     Returns:
         Notes on what the system did not let be removed.
@@ -112,7 +114,7 @@ def copy_with(
     """
     lock.check()
     real = os.path.realpath(lock.directory)
-    with new_directory(destination) as stage:
+    with new_directory(destination, is_last=is_last) as stage:
         if not os.path.isdir(stage.target):
             # What is private stays private, from the first file on.
             keep_metadata(real, stage.path, keep_times=False)
