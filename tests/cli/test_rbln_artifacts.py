@@ -373,3 +373,34 @@ def test_the_installed_commands_use_the_compiler_that_is_installed(tmp_path: Pat
     assert result.returncode == 0, result.stderr
     assert run("reblock", "get", directory).stdout == "29\n"
     assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_generate_says_who_runs_such_an_artifact(
+    is_installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from reblock.backends import loading
+
+    monkeypatch.setattr(loading, "find_spec", lambda name: object())
+    if not is_installed:
+        remove_compiler(monkeypatch)
+    result = reblock_here("generate", DATA / QWEN3_CR13, "--prompt", "hi")
+    assert_refused(result, 4, "compiled by optimum-rbln for RBLN-CR13, and optimum-rbln runs it")
+
+
+def test_a_fixed_count_is_said_before_a_compiler_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    remove_compiler(monkeypatch)
+    assert_refused(reblock_here("set", DATA / LLAMA2_EAGER, "2"), 4, "can be resized")
+
+
+def test_verify_of_an_artifact_that_names_no_device_is_no_failure(tmp_path: Path) -> None:
+    directory = copy_artifact(QWEN3_CA25, tmp_path / "a")
+    config = read_json(directory / "rbln_config.json")
+    for program in config["_compile_cfgs"]:
+        program["npu"] = None
+    (directory / "rbln_config.json").write_text(json.dumps(config))
+    result = reblock_here("verify", directory)
+    assert result.returncode == 0
+    assert "does not say which device" in result.stdout

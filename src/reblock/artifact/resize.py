@@ -37,12 +37,13 @@ if TYPE_CHECKING:
     from reblock.artifact.program import ProgramFile
     from reblock.artifact.reader import Artifact
     from reblock.artifact.transaction import EditLock
+    from reblock.config import RBLNConfig
     from reblock.info import ReblockInfo
     from reblock.memory import Grid, MemoryPlan
     from reblock.progress import Progress
     from reblock.sizing import Sizing
 
-__all__ = ["ResizePlan", "apply_resize", "plan_resize"]
+__all__ = ["ResizePlan", "apply_resize", "check_resizable", "plan_resize"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,21 @@ class ResizePlan:
         return self.num_blocks_before != self.num_blocks_after
 
 
+def check_resizable(config: RBLNConfig, directory: str) -> None:
+    """Check that the artifact in `directory` has a cache that can be resized.
+
+    Raises:
+        NotResizable: It has none.
+    """
+    if not any(config.resizable.values()):
+        raise NotResizable(
+            f"none of its {len(config.cache_metas)} caches can be resized: it was compiled with "
+            f"{config.attn_impl!r} attention for a fixed count, {config.kvcache_num_blocks}. "
+            "Compile it with attn_impl='flash_attn' to make the count changeable",
+            path=directory,
+        )
+
+
 def plan_resize(artifact: Artifact, target: int | MemoryBudget) -> ResizePlan:
     """Return what it takes to give `artifact` another block count.
 
@@ -80,14 +96,8 @@ def plan_resize(artifact: Artifact, target: int | MemoryBudget) -> ResizePlan:
         BudgetAboveDevice: The budget is more than the device has.
         BudgetTooSmall: Not even the fewest blocks that the programs need fit into the budget.
     """
+    check_resizable(artifact.config, artifact.directory)
     plan = artifact.memory_plan()
-    if not plan.has_resizable_cache:
-        raise NotResizable(
-            f"none of its {len(plan.caches)} caches can be resized: it was compiled with "
-            f"{artifact.config.attn_impl!r} attention for exactly {plan.current_blocks} blocks. "
-            "Compile it with attn_impl='flash_attn' to make the count changeable",
-            path=artifact.directory,
-        )
     warnings = _warn_of_left_over_programs(artifact)
     sizing: Sizing | None = None
     if isinstance(target, MemoryBudget):

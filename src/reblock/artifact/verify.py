@@ -202,6 +202,8 @@ def _check_memory_plan(structure: _Structure) -> Check:
         return _skipped(name, _NO_CONFIG)
     if structure.artifact is None:
         return _skipped(name, "the programs cannot be read")
+    if structure.config.npu is None:
+        return _skipped(name, "it does not say which device it was compiled for")
     try:
         structure.artifact.device()
         plan = structure.artifact.memory_plan()

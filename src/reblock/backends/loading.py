@@ -13,15 +13,16 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from reblock.artifact.verify import Check
-from reblock.errors import MissingDependency
+from reblock.errors import HostMismatch, MissingDependency
 from reblock.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from reblock.config import RBLNConfig
     from reblock.memory import MemoryPlan
 
-__all__ = ["check_memory", "memory_faults", "require_torch"]
+__all__ = ["check_backend", "check_memory", "memory_faults", "require_torch"]
 
 _NAME = "memory"
 # Libraries and allocators take a little more or less each time.
@@ -42,6 +43,20 @@ def require_torch(purpose: str) -> None:
                 package=package,
                 install=install,
             )
+
+
+def check_backend(config: RBLNConfig, directory: str) -> None:
+    """Check that the artifact in `directory` is one that runs here.
+
+    Raises:
+        HostMismatch: It is for an RBLN device.
+    """
+    if config.backend != "torch":
+        raise HostMismatch(
+            f"compiled by optimum-rbln for {config.npu or 'an RBLN device'}, and optimum-rbln runs "
+            "it; programs for the cpu are run here: compile the model again, with reblock",
+            path=directory,
+        )
 
 
 def check_memory(directory: str) -> Check:

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from reblock.backends.loading import require_torch
+from reblock.backends.loading import check_backend, require_torch
 from reblock.cli.parser import Once, add_directory, add_json
 from reblock.engine.request import SamplingParams
 from reblock.errors import UsageError
@@ -193,9 +193,10 @@ def _sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 def _load(directory: str, num_threads: int | None) -> tuple[Engine, Tokenizer]:
     require_torch("generating text")
-    from reblock.artifact.reader import open_artifact
+    from reblock.artifact.reader import open_artifact, read_config
 
-    # Before torch, which takes seconds to import: a damaged artifact is refused at once.
+    # Before torch, which takes seconds to import: what cannot be run is refused at once.
+    check_backend(read_config(directory), directory)
     artifact = open_artifact(directory)
     from reblock.backends.torch import load_runner
     from reblock.engine.engine import Engine

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from reblock.artifact.previous import read_previous
-from reblock.artifact.reader import open_artifact
-from reblock.artifact.resize import apply_resize, plan_resize
+from reblock.artifact.reader import open_artifact, read_config
+from reblock.artifact.resize import apply_resize, check_resizable, plan_resize
 from reblock.artifact.transaction import begin_edit, check_destination, undisturbed
 from reblock.cli.progress import TerminalProgress
 from reblock.cli.streams import drop, tell
+from reblock.errors import MissingDependency
 from reblock.units import format_gib
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def resize(
     real = os.path.realpath(directory)
     stands_somewhere = _has_working_directory()
     with _locked(directory, is_dry_run=is_dry_run, timeout_s=lock_timeout_s) as lock:
-        artifact = open_artifact(directory, module)
+        artifact = _open(directory, module)
         plan = plan_resize(artifact, read_previous(directory, module) if target is None else target)
         for warning in plan.warnings:
             print(f"warning: {warning}", file=sys.stderr)
@@ -79,6 +80,15 @@ def resize(
         if stands_somewhere and not _has_working_directory():
             tell(f"note: this directory was replaced; enter it again: cd {real}")
     return 0
+
+
+def _open(directory: str, module: str | None) -> Artifact:
+    try:
+        return open_artifact(directory, module)
+    except MissingDependency:
+        # What could not be resized with it either is not worth installing it.
+        check_resizable(read_config(directory, module=module), directory)
+        raise
 
 
 @contextmanager

@@ -28,13 +28,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_directory(parser)
     add_module(parser)
     target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("num_blocks", nargs="?", metavar="N", help="the new block count")
+    target.add_argument(
+        "num_blocks",
+        nargs="?",
+        metavar="N",
+        help="the new block count; exactly one of N, --memory-budget and --previous is needed",
+    )
     target.add_argument(
         "--memory-budget",
         metavar="BUDGET",
         action=Once,
         help="as many blocks as fit into this much memory of one device, weights and workspace "
-        "included: a fraction of what is available (0.8), 80%%, or a size (10GB)",
+        "included: a fraction of what is available (0.8), 80%%, or a size (10GB, which is 10 GiB)",
     )
     target.add_argument(
         "--previous",

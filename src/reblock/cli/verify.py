@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="leave out what takes long: reading the weights, and loading the artifact to compare "
-        "its memory with the plan",
+        help="leave out what takes long: reading the weights, and loading the artifact, which runs "
+        "its compiled code, to compare its memory with the plan",
     )
     add_json(parser)
 

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from reblock.artifact.location import CONFIG_NAME, locate
 from reblock.artifact.reader import open_artifact, read_config
 from reblock.artifact.transaction import check_destination
-from reblock.backends.loading import require_torch
+from reblock.backends.loading import check_backend, require_torch
 from reblock.errors import (
-    HostMismatch,
     InvalidOption,
     UnsupportedModel,
     UsageError,
@@ -103,12 +102,7 @@ class RBLNAutoModelForCausalLM:
 
 def _load(directory: str, arguments: Arguments) -> RBLNModelForCausalLM:
     config = read_config(directory)
-    if config.backend != "torch":
-        raise HostMismatch(
-            f"compiled by optimum-rbln for {config.npu or 'an RBLN device'}, and optimum-rbln runs "
-            "it; programs for the cpu are run here: compile the model again, with export=True",
-            path=directory,
-        )
+    check_backend(config, directory)
     check_compiled(arguments, config)
     artifact = open_artifact(directory)
     require_torch("running a model")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from reblock.artifact.reader import open_artifact
+from reblock.backends.loading import check_backend
 from reblock.backends.torch.host import check_host
 from reblock.backends.torch.kv_cache import KVCache, allocate
 from reblock.backends.torch.program import LoadedProgram, ProgramInputs
@@ -137,6 +138,7 @@ def load_runner(artifact: Artifact, num_threads: int | None = None) -> TorchRunn
         DoesNotFit: there is not enough memory for its KV cache.
     """
     config = artifact.config
+    check_backend(config, artifact.directory)
     assert config.reblock is not None
     check_host(config.reblock, path=artifact.directory, torch_version=torch.__version__)
     if num_threads is not None:
