@@ -46,9 +46,16 @@ STEPS = 64
 class Case:
     """One family: the model in transformers, and its artifact loaded to run."""
 
-    def __init__(self, family: str, directory: Path, dtype: Dtype = "float32") -> None:
+    def __init__(
+        self,
+        family: str,
+        directory: Path,
+        *,
+        dtype: Dtype = "float32",
+        options: CompileOptions = OPTIONS,
+    ) -> None:
         self.model = save_model(family, directory / "model").to(getattr(torch, dtype))
-        options = replace(OPTIONS, dtype=dtype)
+        options = replace(options, dtype=dtype)
         output = str(directory / "artifact")
         compile_model(str(directory / "model"), output, options, SilentProgress())
         self.runner: TorchRunner = load_runner(open_artifact(output))
@@ -124,6 +131,16 @@ def test_64_greedy_tokens_of_more_requests_than_slots_equal_transformers(case: C
     engine.check_integrity()
     expected = [case.greedy(prompt) for prompt in prompts]
     assert [answer.token_ids for answer in answers] == expected
+
+
+def test_a_batch_of_one_answers_as_transformers(tmp_path: Path) -> None:
+    # Has layers of both kinds. With one row, export knows the number of rows.
+    options = replace(OPTIONS, batch_size=1, decoder_batch_sizes=(1,))
+    case = Case("gemma3", tmp_path, options=options)
+    prompts = random_ids(0, *PROMPT_LENGTHS)
+    engine = Engine(case.runner, eos_token_ids=())
+    answers = engine.generate(prompts, SamplingParams(max_new_tokens=STEPS))
+    assert [answer.token_ids for answer in answers] == [case.greedy(prompt) for prompt in prompts]
 
 
 def test_bfloat16_stays_close_to_transformers(tmp_path: Path) -> None:

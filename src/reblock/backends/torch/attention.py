@@ -326,14 +326,16 @@ class SlidingCache(_Cache):
         return torch.cat([in_ring, in_new_BTT], dim=2)[:, None]
 
     def _push(self, key: Tensor, value: Tensor, tokens: int, window: int) -> None:
-        """Write the last min(T, R) real tokens of each row into its ring."""
+        """Write the last M = min(T, R) real tokens of each row into its ring."""
         rows = self._rows()
-        kept = torch.arange(torch.sym_min(tokens, window))  # min() would settle which is less
+        kept = torch.sym_min(tokens, window)  # min() would settle which is less
+        # N = B * M, counted out: to bring [B, M] into one dimension, export asks whether M is 1
+        # where there is one row.
+        place_N = torch.arange(rows.shape[0] * kept)
+        row_N = rows[torch.div(place_N, kept, rounding_mode="floor")]
         # From the newest back; where a row has fewer tokens its first one is written again.
-        token_BM = torch.clamp((self.num_tokens - 1)[rows][:, None] - kept[None, :], min=0)
-        position_BM = self.start[rows][:, None] + token_BM
-        slot_BM = self.slots[rows][:, None].expand_as(position_BM)
-        at = (slot_BM.reshape(-1), torch.remainder(position_BM, window).reshape(-1))
-        source = (rows[:, None] * tokens + token_BM).reshape(-1)
+        token_N = torch.clamp((self.num_tokens - 1)[row_N] - torch.remainder(place_N, kept), min=0)
+        at = (self.slots[row_N], torch.remainder(self.start[row_N] + token_N, window))
+        source = row_N * tokens + token_N
         self._write(self.key_cache, at, key, source)
         self._write(self.value_cache, at, value, source)
