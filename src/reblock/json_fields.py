@@ -37,8 +37,13 @@ _MAX_TEXT_LENGTH = 255
 _MAX_INTEGER = 2**31 - 1
 
 
-def parse_json_object(text: str | bytes, *, path: str) -> dict[str, object]:
+def parse_json_object(
+    text: str | bytes, *, path: str, has_constants: bool = False
+) -> dict[str, object]:
     """Return the one JSON object in `text`; `path` is named in errors.
+
+    With `has_constants` NaN and Infinity, which JSON does not know, are numbers: transformers
+    writes them into `config.json`.
 
     Raises:
         CorruptArtifact: It is too large, not UTF-8, cut off or no JSON object, has a key twice
@@ -54,7 +59,7 @@ def parse_json_object(text: str | bytes, *, path: str) -> dict[str, object]:
         value = json.loads(
             decoded,
             object_pairs_hook=_check_keys,
-            parse_constant=_refuse_constant,
+            parse_constant=float if has_constants else _refuse_constant,
             parse_float=_parse_float,
             parse_int=_parse_int,
         )

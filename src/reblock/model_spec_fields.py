@@ -16,13 +16,13 @@ from reblock.model_spec_defaults import DEFAULTS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MAX_LAYERS", "ModelFields"]
+__all__ = ["MAX_LAYERS", "NAMES", "ModelFields", "dtype_name"]
 
 # The deepest public models have a few hundred layers.
 MAX_LAYERS = 4096
 
 # One meaning, the names that it has had. The first is the one that defaults are listed under.
-_NAMES: Mapping[str, tuple[str, ...]] = {
+NAMES: Mapping[str, tuple[str, ...]] = {
     "num_hidden_layers": (
         "num_hidden_layers",
         "n_layer",
@@ -48,7 +48,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
         "multi_query_group_num",
         "kv_n_heads",
     ),
-    "head_dim": ("head_dim", "kv_channels", "attention_head_dim", "dim_head", "d_head"),
+    "head_dim": ("head_dim", "attention_head_dim", "kv_channels", "dim_head", "d_head"),
     "intermediate_size": (
         "intermediate_size",
         "n_inner",
@@ -78,7 +78,6 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
         "sliding_window",
         "sliding_window_size",
         "attention_window_size",
-        "window_size",
     ),
     "mamba_state": ("mamba_d_state", "state_size", "ssm_state_size"),
     "mamba_kernel": ("mamba_d_conv", "conv_kernel"),
@@ -96,7 +95,8 @@ class ModelFields:
     """One model's part of `config.json`; what was assumed is added to `notes`."""
 
     def __init__(self, values: dict[str, object], *, path: str, model_type: str) -> None:
-        # A key whose value is null says as little as one that is not there.
+        # null says "none", which is not the same as leaving the key out: no default steps in.
+        self._nulls = frozenset(key for key, value in values.items() if value is None)
         present = {key: value for key, value in values.items() if value is not None}
         self._fields = JsonFields(present, path=path)
         self._defaults = DEFAULTS.get(model_type, {})
@@ -130,7 +130,7 @@ class ModelFields:
         key = self._key(name)
         if key is not None:
             return self._fields.integer(key, minimum=minimum, maximum=maximum)
-        default = self._defaults.get(name)
+        default = self._default(name)
         if not isinstance(default, int) or isinstance(default, bool):
             return None
         if noted:
@@ -164,7 +164,7 @@ class ModelFields:
         key = self._key(name)
         if key is not None:
             return self._fields.boolean(key)
-        known = self._defaults.get(name, default)
+        known = self._default(name)
         return known if isinstance(known, bool) else default
 
     def text(self, name: str) -> str | None:
@@ -214,11 +214,16 @@ class ModelFields:
         inner._defaults = {}
         return inner
 
+    def _default(self, name: str) -> int | bool | None:
+        if any(key in self._nulls for key in self._names(name)):
+            return None
+        return self._defaults.get(name)
+
     def _key(self, name: str) -> str | None:
         return next((key for key in self._names(name) if key in self._fields.values), None)
 
     def _names(self, name: str) -> tuple[str, ...]:
-        return _NAMES.get(name, (name,))
+        return NAMES.get(name, (name,))
 
 
 def dtype_name(text: str | None) -> str | None:

@@ -19,6 +19,7 @@ CORE = [
     "json_edit",
     "json_fields",
     "memory",
+    "model_spec",
     "options",
     "sizing",
     "units",
