@@ -136,7 +136,7 @@ def test_64_greedy_tokens_of_more_requests_than_slots_equal_transformers(case: C
 def test_a_batch_of_one_answers_as_transformers(tmp_path: Path) -> None:
     # Has layers of both kinds. With one row, export knows the number of rows.
     options = replace(OPTIONS, batch_size=1, decoder_batch_sizes=(1,))
-    case = Case("gemma3", tmp_path, options=options)
+    case = Case("gemma3_text", tmp_path, options=options)
     prompts = random_ids(0, *PROMPT_LENGTHS)
     engine = Engine(case.runner, eos_token_ids=())
     answers = engine.generate(prompts, SamplingParams(max_new_tokens=STEPS))
