@@ -18,7 +18,15 @@ from reblock.units import MIB
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["TENSOR_ALIGNMENT_BYTES", "CacheTensor", "Grid", "MemoryPlan", "ProgramMemory"]
+__all__ = [
+    "TENSOR_ALIGNMENT_BYTES",
+    "CacheTensor",
+    "Grid",
+    "MemoryPlan",
+    "ProgramMemory",
+    "align",
+    "aligned",
+]
 
 Grid = tuple[tuple[int, ...], ...]
 
@@ -160,7 +168,7 @@ class MemoryPlan:
 
     def kv_bytes_at(self, num_blocks: int) -> Grid:
         """Return the bytes that the KV cache takes at `num_blocks`, each tensor aligned."""
-        return _sum((_map(_align, grid) for grid in self._cache_grids(num_blocks)), self._shape)
+        return _sum(map(aligned, self._cache_grids(num_blocks)), self._shape)
 
     def total_at(self, num_blocks: int) -> Grid:
         """Return the bytes that everything takes at `num_blocks`."""
@@ -225,6 +233,11 @@ def _merge_caches(
     return merged
 
 
+def aligned(grid: Grid) -> Grid:
+    """Return what a cache tensor takes where it holds `grid`: every part of it aligned."""
+    return _map(align, grid)
+
+
 def _map(function: Callable[[int], int], grid: Grid) -> Grid:
     return tuple(tuple(function(num_bytes) for num_bytes in node) for node in grid)
 
@@ -239,5 +252,6 @@ def _sum(grids: Iterable[Grid], shape: tuple[int, int]) -> Grid:
     return tuple(tuple(row) for row in total)
 
 
-def _align(num_bytes: int) -> int:
+def align(num_bytes: int) -> int:
+    """Return the bytes that a cache tensor of `num_bytes` takes."""
     return -(-num_bytes // TENSOR_ALIGNMENT_BYTES) * TENSOR_ALIGNMENT_BYTES

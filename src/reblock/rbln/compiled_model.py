@@ -12,7 +12,7 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from reblock.artifact.program import read_program, write_resized
-from reblock.memory import TENSOR_ALIGNMENT_BYTES
+from reblock.memory import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,11 +47,11 @@ class RBLNCompiledModel:
     def get_alloc_per_chiplet_by_key(self) -> dict[str, list[list[int]]]:
         """Return the bytes of every term per node and chiplet; "DramTensor" is the cache."""
         terms = {term: _as_lists(grid) for term, grid in self._alloc.items()}
-        aligned = [_map_aligned(grid) for grid in self._caches.values()]
-        if aligned:
+        grids = [aligned(grid) for grid in self._caches.values()]
+        if grids:
             terms[_CACHE_TERM] = [
                 [sum(sizes) for sizes in zip(*nodes, strict=True)]
-                for nodes in zip(*aligned, strict=True)
+                for nodes in zip(*grids, strict=True)
             ]
         return terms
 
@@ -101,11 +101,6 @@ class RBLNCompiledModel:
 
 def _as_lists(grid: Grid) -> list[list[int]]:
     return [list(node) for node in grid]
-
-
-def _map_aligned(grid: Grid) -> list[list[int]]:
-    unit = TENSOR_ALIGNMENT_BYTES
-    return [[-(-size // unit) * unit for size in node] for node in grid]
 
 
 def _scale(grid: Grid, name: str, ratio: tuple[int, int]) -> Grid:

@@ -55,7 +55,7 @@ class Journal:
         sync_path(self.directory)
         check()
         committed = committed_directory(self.directory)
-        with undisturbed() as calm:
+        with undisturbed(is_last=self._is_last):
             os.rename(self.staged, committed)
             try:
                 sync_path(self.path)
@@ -63,7 +63,6 @@ class Journal:
                 os.rename(committed, self.staged)
                 raise
             self.is_committed = True
-            calm.is_for_good = self._is_last
 
 
 @contextmanager

@@ -132,8 +132,8 @@ def _journal(
     *,
     is_last: bool,
 ) -> list[str]:
-    watch = Watch(target)
     with journal_in(target, is_last=is_last) as journal:
+        watch = Watch(target)
         for name in names:
             check_replaceable(target, name)
         for directory in sorted({os.path.dirname(name) for name in names} - {""}):

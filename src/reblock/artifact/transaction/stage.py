@@ -74,7 +74,7 @@ class Stage:
         sync_tree(self.path)
         if check is not None:
             check()
-        with undisturbed() as calm:
+        with undisturbed(is_last=self._is_last):
             try:
                 os.rename(self.path, self.target)  # replaces an empty directory, nothing else
             except OSError as error:
@@ -82,7 +82,6 @@ class Stage:
                     raise destination_exists(self.target) from error
                 raise
             self._confirm(lambda: os.rename(self.target, self.path))
-            calm.is_for_good = self._is_last
 
     def commit_replace(self, check: Callable[[str], None]) -> None:
         """Put the stage at the target; what was there is at `path` afterwards, to be removed.
@@ -96,10 +95,9 @@ class Stage:
         """
         sync_tree(self.path)
         check(self.target)
-        with undisturbed() as calm:
+        with undisturbed(is_last=self._is_last):
             exchange(self.path, self.target)
             self._confirm(lambda: exchange(self.path, self.target), check=lambda: check(self.path))
-            calm.is_for_good = self._is_last
 
     def _confirm(self, undo: Callable[[], None], check: Callable[[], None] | None = None) -> None:
         """Force the step that was taken to the disk, or undo it."""
@@ -274,7 +272,7 @@ def left_note(path: str) -> str:
 
 def _remove(path: str) -> bool:
     """Remove a stage and its marker; the marker stays where the stage does."""
-    if os.path.islink(path) or not remove_tree(path):
+    if not remove_tree(path):
         return False
     with suppress(OSError):
         os.unlink(path + _MARKER_SUFFIX)

@@ -11,7 +11,7 @@ import torch
 
 from reblock.backends.torch.source import TORCH_DTYPES
 from reblock.errors import DoesNotFit
-from reblock.memory import TENSOR_ALIGNMENT_BYTES
+from reblock.memory import TENSOR_ALIGNMENT_BYTES, align
 from reblock.units import format_bytes
 
 if TYPE_CHECKING:
@@ -37,10 +37,6 @@ class KVCache:
     reserved_bytes: int
 
 
-def _align(num_bytes: int) -> int:
-    return -(-num_bytes // TENSOR_ALIGNMENT_BYTES) * TENSOR_ALIGNMENT_BYTES
-
-
 def allocate(metas: Sequence[CacheMeta], num_blocks: int) -> KVCache:
     """Return zeroed caches of `num_blocks` blocks, all of their memory taken from the system.
 
@@ -50,7 +46,7 @@ def allocate(metas: Sequence[CacheMeta], num_blocks: int) -> KVCache:
         DoesNotFit: the system has not that much memory to give.
     """
     sizes = [meta.bytes_at(num_blocks) for meta in metas]
-    length = sum(map(_align, sizes)) + TENSOR_ALIGNMENT_BYTES
+    length = sum(map(align, sizes)) + TENSOR_ALIGNMENT_BYTES
     try:
         region = mmap.mmap(-1, length)
     except OSError as error:
@@ -59,7 +55,7 @@ def allocate(metas: Sequence[CacheMeta], num_blocks: int) -> KVCache:
             f"has not that much to give ({error.strerror}); set fewer blocks with `reblock set`"
         ) from error
     base = torch.frombuffer(region, dtype=torch.uint8).data_ptr()
-    offset = _align(base) - base
+    offset = align(base) - base
     tensors = {}
     for meta, num_bytes in zip(metas, sizes, strict=True):
         first = num_blocks if meta.is_resizable else meta.shape[0]
@@ -69,5 +65,5 @@ def allocate(metas: Sequence[CacheMeta], num_blocks: int) -> KVCache:
         )
         flat.zero_()
         tensors[meta.name] = flat.view(shape)
-        offset += _align(num_bytes)
+        offset += align(num_bytes)
     return KVCache(tensors=tensors, num_bytes=sum(sizes), address=base, reserved_bytes=length)
