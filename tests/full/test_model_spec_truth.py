@@ -20,9 +20,9 @@ from transformers.cache_utils import DynamicCache, get_layer_types_and_kwargs
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from reblock.model_spec import LayerCache, ModelSpec, parse_model_config
-from reblock.model_spec_defaults import DEFAULTS
-from reblock.model_spec_fields import NAMES
-from reblock.model_spec_parameters import FAMILIES
+from reblock.model_spec.defaults import DEFAULTS
+from reblock.model_spec.fields import NAMES
+from reblock.model_spec.parameters import FAMILIES
 
 pytestmark = pytest.mark.full
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reblock.model_spec_fields import MAX_LAYERS
+from reblock.model_spec.fields import MAX_LAYERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from reblock.model_spec_fields import ModelFields
+    from reblock.model_spec.fields import ModelFields
 
 __all__ = ["layer_kinds"]
 

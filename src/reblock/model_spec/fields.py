@@ -1,7 +1,7 @@
 """The border to a `config.json` that other tools wrote: keys of many names, values checked.
 
 Nothing else of `model_spec` looks into the file. A key that a file leaves out has the default of
-its model type in transformers (`model_spec_defaults`), and a remark says so.
+its model type in transformers (`model_spec.defaults`), and a remark says so.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from reblock.errors import UnsupportedModel
 from reblock.json_fields import JsonFields
-from reblock.model_spec_defaults import DEFAULTS
+from reblock.model_spec.defaults import DEFAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from reblock.errors import UnsupportedModel
 from reblock.json_fields import parse_json_object
-from reblock.model_spec_defaults import ALIASES, ENCODER_DECODERS, ENCODERS
-from reblock.model_spec_fields import ModelFields, dtype_name
-from reblock.model_spec_layers import LayerCache, read_layers
-from reblock.model_spec_parameters import count_parameters
-from reblock.model_spec_weights import WeightBytes, read_weight_bytes
+from reblock.model_spec.defaults import ALIASES, ENCODER_DECODERS, ENCODERS
+from reblock.model_spec.fields import ModelFields, dtype_name
+from reblock.model_spec.layers import LayerCache, read_layers
+from reblock.model_spec.parameters import count_parameters
+from reblock.model_spec.weights import WeightBytes, read_weight_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from reblock.errors import UnsupportedModel
-from reblock.model_spec_kinds import layer_kinds
-from reblock.model_spec_mixers import latent_attention, recurrent_mixer
+from reblock.model_spec.kinds import layer_kinds
+from reblock.model_spec.mixers import latent_attention, recurrent_mixer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from reblock.model_spec_fields import ModelFields
+    from reblock.model_spec.fields import ModelFields
 
 __all__ = ["FAMILIES", "count_parameters"]
 

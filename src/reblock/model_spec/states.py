@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from reblock.model_spec_fields import ModelFields
+    from reblock.model_spec.fields import ModelFields
 
 __all__ = ["state_dtype_bytes", "state_elements"]
 

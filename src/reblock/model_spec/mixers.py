@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reblock.model_spec_states import mamba_channels
+from reblock.model_spec.states import mamba_channels
 
 if TYPE_CHECKING:
-    from reblock.model_spec_fields import ModelFields
+    from reblock.model_spec.fields import ModelFields
 
 __all__ = ["latent_attention", "recurrent_mixer"]
 

@@ -2,7 +2,7 @@
 
 transformers writes only what differs from a class's defaults, above all within the configuration
 of a part of a model: gemma-3-4b's file does not say how many heads it has. Listed is what memory
-depends on, under the names of `model_spec_fields`, for the model types of public checkpoints.
+depends on, under the names of `model_spec.fields`, for the model types of public checkpoints.
 Tests hold the table against the installed transformers.
 """
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from reblock.model_spec_fields import MAX_LAYERS
-from reblock.model_spec_kinds import layer_kinds
-from reblock.model_spec_states import state_dtype_bytes, state_elements
+from reblock.model_spec.fields import MAX_LAYERS
+from reblock.model_spec.kinds import layer_kinds
+from reblock.model_spec.states import state_dtype_bytes, state_elements
 
 if TYPE_CHECKING:
-    from reblock.model_spec_fields import ModelFields
+    from reblock.model_spec.fields import ModelFields
 
 __all__ = ["LayerCache", "read_layers"]
 
