@@ -42,9 +42,10 @@ _MAX_PARTS = 4
 class ModelSpec:
     """What memory depends on in a model.
 
-    `dtype` is what the checkpoint says of itself. `num_parameters` counts the language model;
-    None where its architecture is not known. `notes` are sentences on what is not known or was
-    assumed.
+    `dtype` is what the checkpoint says of itself, and `kv_cache_dtype` what it says of the cache
+    it was quantized for; None where it says nothing. `num_parameters` counts the language model;
+    None where its architecture is not known. Of the widths, which only the memory to compute in
+    depends on, any may be None. `notes` are sentences on what is not known or was assumed.
     """
 
     model_type: str
@@ -53,7 +54,12 @@ class ModelSpec:
     max_position_embeddings: int | None
     layers: tuple[LayerCache, ...]
     num_parameters: int | None
+    hidden_size: int | None
+    intermediate_size: int | None
+    num_attention_heads: int | None
+    vocab_size: int | None
     is_quantized: bool
+    kv_cache_dtype: str | None
     notes: tuple[str, ...]
 
     def bytes_per_token(self, kv_dtype_bytes: int) -> int:
@@ -119,6 +125,11 @@ def parse_model_config(text: str | bytes, *, path: str) -> ModelSpec:
         max_position_embeddings=fields.integer("max_position_embeddings"),
         layers=layers,
         num_parameters=_num_parameters(fields, is_part=_has_parts(whole)),
+        hidden_size=_width(fields, "hidden_size"),
+        intermediate_size=_width(fields, "intermediate_size"),
+        num_attention_heads=_width(fields, "num_attention_heads"),
+        vocab_size=_width(fields, "vocab_size"),
+        kv_cache_dtype=_kv_cache_dtype(top) or _kv_cache_dtype(fields),
         is_quantized=any(
             part.has(key)
             for part in (top, fields)
@@ -174,6 +185,22 @@ def _known(model_type: str) -> str:
 
 def _dtype(fields: ModelFields) -> str | None:
     return dtype_name(fields.text("dtype")) or dtype_name(fields.text("torch_dtype"))
+
+
+def _width(fields: ModelFields, name: str) -> int | None:
+    """Return a width of the model, the largest where every layer has its own."""
+    if fields.is_list(name):
+        return max(fields.integers(name) or (), default=None)
+    return fields.integer(name, noted=False)
+
+
+def _kv_cache_dtype(fields: ModelFields) -> str | None:
+    """Return the type of the cache that a quantized checkpoint asks for, None where it does not."""
+    quantization = fields.nested("quantization_config")
+    scheme = None if quantization is None else quantization.nested("kv_cache_scheme")
+    if scheme is None or scheme.integer("num_bits") != 8:
+        return None
+    return "int8" if scheme.text("type") == "int" else "float8_e4m3fn"
 
 
 def _num_parameters(fields: ModelFields, *, is_part: bool) -> int | None:
