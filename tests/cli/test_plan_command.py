@@ -334,6 +334,8 @@ def test_a_terminal_is_told_that_the_hub_is_asked(tmp_path: Path) -> None:
     code, shown = on_a_terminal("plan", name, *CR13, env=offline)
     assert code == 1
     assert shown.startswith(f"looking for {name} on the hub ...")
+    for path in ("./no_such_model", QWEN3_8B):
+        assert "on the hub" not in on_a_terminal("plan", path, *CR13, env=offline)[1]
     piped = run("reblock", "plan", name, *CR13, env=offline)
     assert_refused(piped, 1, name)
     assert "looking for" not in piped.stderr

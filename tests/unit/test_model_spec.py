@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from reblock.errors import CorruptArtifact, UnsupportedModel
 from reblock.model_spec import ModelSpec, parse_model_config
+from reblock.model_spec.families import UNCHECKED
 from small_configs import SMALL_CONFIGS, SmallConfig
 
 CONFIGS = Path(__file__).parents[1] / "data" / "model_configs"
@@ -514,32 +515,75 @@ def test_parameters_of_small_models_are_counted(small: SmallConfig) -> None:
     assert spec.num_parameters == small.parameters
 
 
-@pytest.mark.parametrize(
-    ("values", "published"),
-    [
-        (
-            {
-                "model_type": "internlm2",
-                "num_hidden_layers": 32,
-                "hidden_size": 4096,
-                "num_attention_heads": 32,
-                "num_key_value_heads": 8,
-                "intermediate_size": 14336,
-                "vocab_size": 92544,
-                "bias": False,
-            },
-            7.74e9,
-        ),
-        (json.loads((CONFIGS / "MiniMax-Text-01" / "config.json").read_text()), 456e9),
-    ],
-    ids=["internlm2", "minimax_text_01"],
-)
-def test_parameters_that_transformers_does_not_confirm_are_as_published_and_said_to_be_unchecked(
-    values: dict[str, Any], published: float
+# Of model types that transformers does not have: their files, and what their publishers count.
+SEVEN_B = {
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "intermediate_size": 11008,
+}
+UNCONFIRMED: dict[str, tuple[dict[str, Any], float]] = {
+    "baichuan": (SEVEN_B | {"vocab_size": 64000}, 7.00e9),
+    "chatglm": (
+        {
+            "add_qkv_bias": True,
+            "ffn_hidden_size": 13696,
+            "hidden_size": 4096,
+            "kv_channels": 128,
+            "multi_query_attention": True,
+            "multi_query_group_num": 2,
+            "num_attention_heads": 32,
+            "num_layers": 28,
+            "padded_vocab_size": 65024,
+        },
+        6.243e9,
+    ),
+    "deepseek": (
+        {
+            "first_k_dense_replace": 1,
+            "hidden_size": 2048,
+            "intermediate_size": 10944,
+            "moe_intermediate_size": 1408,
+            "moe_layer_freq": 1,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 28,
+            "vocab_size": 102400,
+        },
+        16.38e9,
+    ),
+    "internlm": (SEVEN_B | {"bias": True, "vocab_size": 103168}, 7.32e9),
+    "internlm2": (
+        SEVEN_B
+        | {
+            "bias": False,
+            "intermediate_size": 14336,
+            "num_key_value_heads": 8,
+            "vocab_size": 92544,
+        },
+        7.74e9,
+    ),
+    "minimax_text_01": (
+        json.loads((CONFIGS / "MiniMax-Text-01" / "config.json").read_text()),
+        456e9,
+    ),
+    "qwen": (SEVEN_B | {"intermediate_size": 22016, "vocab_size": 151936}, 7.721e9),
+}
+
+
+@pytest.mark.parametrize("model_type", UNCONFIRMED)
+def test_parameters_that_transformers_cannot_confirm_are_as_published_and_said_to_be_unchecked(
+    model_type: str,
 ) -> None:
-    spec = parse(**values)
+    values, published = UNCONFIRMED[model_type]
+    spec = parse(**(values | {"model_type": model_type}))
     assert spec.num_parameters == pytest.approx(published, rel=0.001)
     assert any("not checked against transformers" in note for note in spec.notes)
+
+
+def test_every_model_type_that_is_said_to_be_unchecked_has_a_published_size_here() -> None:
+    assert set(UNCONFIRMED) == UNCHECKED
 
 
 def test_parameters_that_transformers_confirms_have_no_such_note() -> None:
@@ -956,13 +1000,30 @@ def test_text_that_is_no_configuration_is_refused(text: str | bytes) -> None:
                 "block_configs",
                 "mamba_d_state",
                 "vocab_size",
+                "intermediate_size",
+                "moe_layer_freq",
+                "num_experts",
+                "block_ffn_dim_multiplier",
+                "cross_attention_layers",
             ]
         ),
         st.one_of(
             st.none(),
             st.booleans(),
             st.integers(-2, 5),
-            st.sampled_from(["llama", "gemma3", "qwen3_next", "mamba2", "falcon", "x"]),
+            st.sampled_from(
+                [
+                    "llama",
+                    "gemma3",
+                    "gemma4",
+                    "lfm2",
+                    "mllama",
+                    "qwen3_next",
+                    "mamba2",
+                    "falcon",
+                    "x",
+                ]
+            ),
             st.lists(st.sampled_from(["full_attention", "sliding_attention", 3]), max_size=3),
             st.dictionaries(st.sampled_from(["model_type", "head_dim"]), st.integers(0, 3)),
         ),

@@ -66,15 +66,18 @@ FAMILIES: Mapping[str, Family] = {
     "apertus": replace(_QWEN3, mlp="plain", mlp_extra=2),
     "apertus1p5_text": replace(_QWEN3, mlp="plain", mlp_extra=2),
     "arcee": replace(_LLAMA, mlp="plain"),
+    "baichuan": _PLAIN,
     "bamba": _LLAMA,
     "biogpt": _ALL_BIASES,
     "bitnet": replace(_ATTENTION_BIAS, has_inner_norms=True),
     "bloom": _ALL_BIASES,
+    "chatglm": Family(qkv_bias="add_qkv_bias"),
     "codegen": _GPTJ,
     "cohere": replace(_OLMO2, norms=1),
     "cohere2": replace(_ATTENTION_BIAS, norms=1),
     "cwm": Family(mlp_bias="mlp_bias"),
     "dbrx": _PLAIN,
+    "deepseek": _LLAMA,
     "deepseek_v2": Family(mlp_bias="mlp_bias"),
     "deepseek_v3": _PLAIN,
     "deepseek_v32": _PLAIN,
@@ -94,8 +97,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "falcon_h1": _LLAMA,
     "falcon_mamba": _ONE_NORM,
-    "flint": replace(_QWEN3, sinks="all"),
     "flex_olmo": _OLMO2,
+    "flint": replace(_QWEN3, sinks="all"),
     "gemma": _ATTENTION_BIAS,
     "gemma2": _GEMMA2,
     "gemma3_text": _GEMMA3,
@@ -127,6 +130,7 @@ FAMILIES: Mapping[str, Family] = {
     "hunyuan_v1_dense": _QWEN3,
     "hunyuan_v1_moe": _QWEN3,
     "hy_v3": replace(_QWEN3, mlp_bias="mlp_bias"),
+    "internlm": Family(qkv_bias="bias", output_bias="bias"),
     "internlm2": Family(qkv_bias="bias", output_bias="bias"),
     "internlm3": _LLAMA,
     "iquestcoder": _LLAMA,
@@ -167,6 +171,7 @@ FAMILIES: Mapping[str, Family] = {
     "phi3": _PLAIN,
     "phi4_multimodal": _PLAIN,
     "phimoe": replace(_ATTENTION_BIAS, has_norm_bias=True, head_bias="lm_head_bias"),
+    "qwen": _QWEN2,
     "qwen2": _QWEN2,
     "qwen2_5_omni_text": _QWEN2,
     "qwen2_5_vl_text": _QWEN2,
@@ -198,4 +203,6 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 # transformers reads these with code of the checkpoint only; published sizes agree.
-UNCHECKED = frozenset({"internlm2", "minimax_text_01"})
+UNCHECKED = frozenset(
+    {"baichuan", "chatglm", "deepseek", "internlm", "internlm2", "minimax_text_01", "qwen"}
+)

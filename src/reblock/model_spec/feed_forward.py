@@ -20,6 +20,8 @@ _SHARED_WIDTHS = ("shared_expert_intermediate_size", "shared_intermediate_size")
 # Of these, the first layer has no experts where the file does not say which have.
 _FIRST_IS_DENSE = ("glm4_moe_lite", "hy_v3", "kimi_linear", "mimo_v2_flash")
 
+# Of these, the file states the width of both matrices into the part.
+_HALVED = ("qwen", "recurrent_gemma")
 _MAX_FACTOR = 1024
 
 
@@ -62,10 +64,10 @@ def _dense_width(fields: ModelFields, index: int) -> int:
     if fields.is_list("intermediate_size"):
         return layer_value(fields, "intermediate_size", index)
     width = fields.integer("intermediate_size") or 4 * hidden
-    if fields.model_type == "recurrent_gemma":
+    if fields.model_type in _HALVED:
         return width // 2
     if fields.model_type == "lfm2":
-        return _adjusted_width(fields, fields.integer("block_ff_dim") or width)
+        return _adjusted_width(fields, width)
     return width
 
 

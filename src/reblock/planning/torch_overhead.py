@@ -51,9 +51,10 @@ _NUM_INNER = 3
 # A query before and after rotation and the output; keys and values before and after.
 _NUM_QUERIES = 3
 _NUM_NEW_KEYS = 2
-# glibc cuts what is smaller than this out of a heap, which keeps gaps; what is larger is given
-# back at once (M_MMAP_THRESHOLD at its most, of which the heap keeps twice as much).
-_HEAP_BYTES = 2 * 32 * MIB
+# glibc cuts tensors of less than 32 MiB out of its heap, which keeps gaps between them and up to
+# twice that at its end (M_TRIM_THRESHOLD); larger ones it takes from the system, and gives back.
+_HEAP_TENSOR_BYTES = 32 * MIB
+_HEAP_BYTES = 2 * _HEAP_TENSOR_BYTES
 
 _RUNTIME_ERROR_BYTES = 8 * MIB
 _TOKEN_ERROR_BYTES = 80
@@ -101,18 +102,22 @@ def estimate_overhead(
     num_pieces = len(set(spec.layers)) + _PIECES_BESIDES_LAYERS
     # Tables name whole blocks.
     seq_len = -(-max_seq_len // kvcache_block_size) * kvcache_block_size
-    steps = [(1, prefill_chunk_size), *((rows, 1) for rows in decoder_batch_sizes)]
-    live = max(
-        _step_bytes(spec, widths, DTYPE_BYTES[dtype], rows, tokens, seq_len)
-        for rows, tokens in steps
-    )
-    gaps = _gap_bytes(live)
-    logits = max(batch_size, *decoder_batch_sizes) * widths.vocabulary * _SCORE_BYTES
+    rows = max((batch_size, *decoder_batch_sizes))
+    prefill = _step_bytes(spec, widths, DTYPE_BYTES[dtype], 1, prefill_chunk_size, seq_len)
+    decode = _step_bytes(spec, widths, DTYPE_BYTES[dtype], rows, 1, seq_len)
+    live = max(prefill, decode)
+    gaps = min(live, _HEAP_BYTES) // 2
+    if widths.has_experts:
+        # Their tensors and pages are of other sizes, so neither fits into the gaps of the other.
+        gaps = min((prefill + decode) * 5 // 4, _HEAP_BYTES)
+    logits = rows * widths.vocabulary * _SCORE_BYTES
+    # The runtime has gaps as well, which what is live may fill, or not.
+    doubtful = gaps + min(live, _HEAP_TENSOR_BYTES)
     return Overhead(
         runtime_bytes=_runtime_bytes(spec, widths.vocabulary, num_pieces * num_programs),
         runtime_error_bytes=_RUNTIME_ERROR_BYTES + _TOKEN_ERROR_BYTES * widths.vocabulary,
-        workspace_bytes=_BASE_WORKSPACE_BYTES + live + gaps + logits,
-        workspace_error_bytes=_WORKSPACE_ERROR_BYTES + gaps,
+        workspace_bytes=_BASE_WORKSPACE_BYTES + live + logits + gaps,
+        workspace_error_bytes=_WORKSPACE_ERROR_BYTES + doubtful,
     )
 
 
@@ -177,7 +182,6 @@ def _step_bytes(
         ),
         default=0,
     )
-    # Tensors of experts and pages are of other sizes, so neither gets the gaps of the other.
     return stream + (attention + inner if widths.has_experts else max(attention, inner))
 
 
@@ -197,7 +201,3 @@ def _attention_bytes(
     queries = _NUM_QUERIES * widths.heads * layer.key_width
     new = rows * tokens * value_bytes * (queries + _NUM_NEW_KEYS * layer.elements_per_token)
     return pages + mask + scores + new
-
-
-def _gap_bytes(live: int) -> int:
-    return min(live, _HEAP_BYTES) // 2
