@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -238,6 +238,21 @@ def test_the_document_says_what_the_plan_says() -> None:
     assert [command["line"] for command in found["commands"]] == [
         command.line for command in made.commands
     ]
+
+
+def test_every_field_has_the_value_of_its_namesake() -> None:
+    made = model_plan(batch_size=32, max_seq_len=40_960, memory_budget="60%")
+    found = plan_document([made])["plans"][0]
+    assert (found["num_min_blocks"], found["num_full_blocks"]) == (33, 160)
+    for owner in (made, made.model):
+        scalars = {
+            field.name: getattr(owner, field.name)
+            for field in fields(owner)
+            if isinstance(getattr(owner, field.name), str | int | None)
+        }
+        assert len(scalars) >= 4
+        for name, value in scalars.items():
+            assert found[name] == value, name
 
 
 def test_figures_of_the_document_add_up() -> None:

@@ -289,11 +289,22 @@ def test_a_count_that_does_not_fit_the_device_names_the_most_it_holds() -> None:
     assert not found.fits
     largest = found.largest_num_blocks
     assert largest is not None
-    assert f"lower num_blocks to {largest}, the most the device holds" in found.advice
+    assert f"lower num_blocks to {largest}, the most that fit" in found.advice
     again = plan_source(
         make_source(), "cpu:3GB", batch_size=64, max_seq_len=8192, num_blocks=largest
     )
     assert again.fits
+
+
+def test_a_count_that_does_not_fit_the_budget_names_the_most_that_does() -> None:
+    asked: dict[str, Any] = {"npu": "RBLN-CR13", "batch_size": 32, "memory_budget": "80%"}
+    found = plan(config("Qwen3-8B"), num_blocks=100, kvcache_block_size=8192, **asked)
+    assert not found.fits
+    (line,) = (line for line in found.advice if line.startswith("lower num_blocks"))
+    count = int(line.split()[3].rstrip(","))
+    assert plan(config("Qwen3-8B"), num_blocks=count, kvcache_block_size=8192, **asked).fits
+    more = plan(config("Qwen3-8B"), num_blocks=count + 1, kvcache_block_size=8192, **asked)
+    assert not more.fits
 
 
 # What does not fit.
@@ -416,6 +427,25 @@ def test_a_quantized_model_of_no_named_type_has_a_cache_of_bfloat16() -> None:
     model = plan(config("gpt-oss-120b"), npu="RBLN-CR13", max_seq_len=4096, weight_bytes=GIB).model
     assert model.kv_dtype == "bfloat16"
     assert (model.bytes_per_token, model.full_bytes_per_token) == (73_728, 36_864)
+
+
+def test_layers_that_read_the_cache_of_different_others_are_one_group() -> None:
+    groups = plan(config("gemma-3n-E4B-it"), npu="RBLN-CR13", max_seq_len=2048).model.layers
+    assert [group.num_layers for group in groups if group.kind == "shared"] == [15]
+
+
+def test_a_model_without_blocks_has_requests_but_no_tokens_in_blocks() -> None:
+    found = plan(config("mamba-130m-hf"), npu="RBLN-CA25", batch_size=4, max_seq_len=2048)
+    assert found.capacity is not None
+    assert (found.capacity.num_tokens, found.capacity.num_full_sequences) == (0, 4)
+    assert found.limited_by == "fixed"
+    assert "no count to choose" in found.explanation
+
+
+def test_a_thousand_devices_are_planned_as_one_and_all_are_shown() -> None:
+    found = plan(config("DeepSeek-V3.1"), npu="RBLN-CR13x1024", batch_size=8, max_seq_len=16_384)
+    assert len(found.chiplets) == 4096
+    assert {use.node for use in found.chiplets} == set(range(1024))
 
 
 # Weights.

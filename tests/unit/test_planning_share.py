@@ -100,6 +100,12 @@ def test_artifacts_on_the_same_devices_are_split_by_their_own_memory(
     assert lines[0].startswith(f"reblock set {first} ")
 
 
+def test_what_compiling_has_settled_is_not_ignored_where_all_are_artifacts(tmp_path: Path) -> None:
+    names = [str(make_artifact(tmp_path / name, num_blocks=9)) for name in "ab"]
+    with pytest.raises(UsageError, match="settled batch_size"):
+        plan_together(names, settings=PlanSettings(batch_size=3))
+
+
 def test_artifacts_on_different_devices_do_not_share_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,14 @@ TINY = {
 GEMMA2 = {"model_type": "gemma2", "sliding_window": 1024, "vocab_size": 48_000}
 EXPERTS = {"model_type": "mixtral", "num_local_experts": 8}
 MIXTRAL = {**EXPERTS, "intermediate_size": 1024}
+GPT_OSS = {
+    **EXPERTS,
+    "model_type": "gpt_oss",
+    "intermediate_size": 768,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "vocab_size": 48_000,
+}
 WIDE_MIXTRAL = {
     **EXPERTS,
     "hidden_size": 768,
@@ -147,13 +155,7 @@ class Seen:
 
 
 CALIBRATION = {
-    "llama": Seen(
-        model={},
-        shape={},
-        counted=115.5,
-        runtime=349.8,
-        served=(5.2, 5.2),
-    ),
+    "llama": Seen(model={}, shape={}, counted=115.5, runtime=349.8, served=(5.2, 5.2)),
     "llama, large batch": Seen(
         model={"num_key_value_heads": 8},
         shape={"batch": 8, "seq_len": 4096},
@@ -190,11 +192,7 @@ CALIBRATION = {
         served=(10.1, 10.1),
     ),
     "llama, tiny": Seen(
-        model=TINY,
-        shape={"batch": 4},
-        counted=4.6,
-        runtime=319.2,
-        served=(8.2, 8.2),
+        model=TINY, shape={"batch": 4}, counted=4.6, runtime=319.2, served=(8.2, 8.2)
     ),
     "gemma3": Seen(
         model=GEMMA3,
@@ -217,19 +215,9 @@ CALIBRATION = {
         runtime=356.9,
         served=(6.2, 6.2),
     ),
-    "qwen2": Seen(
-        model=QWEN2,
-        shape={"batch": 4},
-        counted=179.4,
-        runtime=391.4,
-        served=(8.2, 8.2),
-    ),
+    "qwen2": Seen(model=QWEN2, shape={"batch": 4}, counted=179.4, runtime=391.4, served=(8.2, 8.2)),
     "phi3": Seen(
-        model=PHI3,
-        shape={"batch": 16},
-        counted=586.0,
-        runtime=296.2,
-        served=(116.6, 116.6),
+        model=PHI3, shape={"batch": 16}, counted=586.0, runtime=296.2, served=(116.6, 116.6)
     ),
     "mixtral": Seen(
         model=MIXTRAL,
@@ -246,11 +234,14 @@ CALIBRATION = {
         served=(67.1, 67.1),
     ),
     "qwen3_moe": Seen(
-        model=QWEN3_MOE,
-        shape={"batch": 8},
-        counted=458.0,
-        runtime=308.7,
-        served=(33.0, 33.0),
+        model=QWEN3_MOE, shape={"batch": 8}, counted=458.0, runtime=308.7, served=(33.0, 33.0)
+    ),
+    "gpt_oss": Seen(
+        model=GPT_OSS,
+        shape={"batch": 4, "seq_len": 2048},
+        counted=284.1,
+        runtime=312.3,
+        served=(33.8, 33.8),
     ),
 }
 

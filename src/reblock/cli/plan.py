@@ -94,8 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="memory_budgets",
         metavar="BUDGET",
         action="append",
-        help="memory of one device that weights, workspace and KV cache may take: 0.8, 80%%, 10GB; "
-        "may be given several times (default: all that is available)",
+        help="memory of one device that weights, workspace and KV cache may take: 0.8 of what is "
+        "available, 80%%, 10GB; may be given several times (default: all that is available)",
     )
     for name, (metavar, text) in _SETTINGS.items():
         option = "--" + name.replace("_", "-")

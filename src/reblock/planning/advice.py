@@ -40,7 +40,7 @@ def explain(candidate: Candidate, found: Answer, step: NextStep | None, *, is_ch
         )
     match found.limited_by:
         case "fixed":
-            return "no layer keeps tokens for ever, so there is one window or state for a request"
+            return "the cache of a request has a fixed size, so there is no count to choose"
         case "given":
             return f"the count was given; it needs {format_bytes(found.needed_bytes)}"
         case "full_batch":
@@ -82,10 +82,11 @@ def _where_too_large(candidate: Candidate, found: Answer) -> str:
     )
 
 
-def advise_shared(
-    found: Answer, budget: MemoryBudget, *, num_blocks: int | None
-) -> tuple[str, ...]:
-    """Return what helps models and artifacts alike: another budget, or another count."""
+def advise_shared(found: Answer, budget: MemoryBudget, fewer: int | None) -> tuple[str, ...]:
+    """Return what helps models and artifacts alike: another budget, or another count.
+
+    `fewer` is the most blocks that fit, where a count was asked for and any do.
+    """
     if found.num_blocks is not None:
         return ()
     lines = []
@@ -99,8 +100,8 @@ def advise_shared(
         )
     if budget.text == "1":
         lines.append("write 1.0 or 100% for the whole device: a bare 1 is one byte")
-    if num_blocks is not None and found.largest_num_blocks is not None:
-        lines.append(f"lower num_blocks to {found.largest_num_blocks}, the most the device holds")
+    if fewer is not None:
+        lines.append(f"lower num_blocks to {fewer}, the most that fit")
     return tuple(lines)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from reblock.errors import BelowMinimum
 from reblock.planning.candidate import check_count
 from reblock.planning.result import Interval, Term, Waterfall
-from reblock.sizing import capacity, chiplet_uses, resolve_budget, smallest_budget, tightest
+from reblock.sizing import chiplet_uses, resolve_budget, smallest_budget, tightest
 
 if TYPE_CHECKING:
     from reblock.budget import MemoryBudget
@@ -71,11 +71,14 @@ def answer(
     # The chiplet that refuses one more block need not be the fullest one now.
     refused = fitting is not None and num_blocks is None and fitting < candidate.bounds.full
     deciding = tightest(memory, shown + 1 if refused else shown)[1]
-    chiplets = chiplet_uses(memory, shown, budget_bytes)
+    uses = chiplet_uses(memory, shown, budget_bytes)
+    chiplets = tuple(
+        replace(use, node=use.node + copy) for copy in range(candidate.num_alike) for use in uses
+    )
     return Answer(
         budget_bytes=budget_bytes,
         num_blocks=fitting,
-        capacity=None if fitting is None else _capacity(candidate, fitting),
+        capacity=None if fitting is None else candidate.capacity(fitting),
         limited_by=_limit(candidate, fitting, num_blocks),
         tightest=deciding,
         needed_bytes=smallest_budget(memory, shown),
@@ -100,23 +103,6 @@ def _check_asked(candidate: Candidate, num_blocks: int) -> None:
             num_blocks=num_blocks,
             num_min_blocks=minimum,
         )
-
-
-def _capacity(candidate: Candidate, num_blocks: int) -> Capacity:
-    held = capacity(
-        num_blocks,
-        block_size=candidate.kvcache_block_size,
-        max_seq_len=candidate.max_seq_len,
-        batch_size=candidate.batch_size,
-    )
-    if candidate.memory.has_resizable_cache:
-        return held
-    # There is a window or a state for every request, and their lengths are not its business.
-    return replace(
-        held,
-        num_full_sequences=candidate.batch_size,
-        longest_sequence_tokens=candidate.max_seq_len,
-    )
 
 
 def _limit(candidate: Candidate, fitting: int | None, asked: int | None) -> Limit:

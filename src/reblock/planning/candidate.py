@@ -9,7 +9,7 @@ from reblock.errors import InvalidOption, UsageError
 from reblock.planning.model_memory import choose_types
 from reblock.planning.result import Term
 from reblock.planning.settings import resolve_shapes
-from reblock.sizing import BlockBounds, fits, largest_fitting, smallest_budget
+from reblock.sizing import BlockBounds, capacity, fits, largest_fitting, smallest_budget
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from reblock.planning.settings import PlanSettings
     from reblock.planning.sources import ModelSource
     from reblock.planning.target import Target
+    from reblock.sizing import Capacity
 
 __all__ = [
     "MAX_BATCH_SIZE",
@@ -37,9 +38,13 @@ MAX_BATCH_SIZE = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """Compiled programs, or what they will be: their shapes, bounds and memory."""
+    """Compiled programs, or what they will be: their shapes, bounds and memory.
+
+    `memory` is of all devices, or of one of `num_alike` that hold the same.
+    """
 
     memory: MemoryPlan
+    num_alike: int
     terms: Mapping[str, Term]
     bounds: BlockBounds
     batch_size: int
@@ -56,6 +61,24 @@ class Candidate:
     def smallest_budget(self, num_blocks: int | None = None) -> int:
         """Return the smallest budget of a device for a count, by default the fewest that work."""
         return smallest_budget(self.memory, num_blocks or self.bounds.minimum)
+
+    def capacity(self, num_blocks: int) -> Capacity:
+        """Return what that many blocks hold."""
+        held = capacity(
+            num_blocks,
+            block_size=self.kvcache_block_size,
+            max_seq_len=self.max_seq_len,
+            batch_size=self.batch_size,
+        )
+        if self.memory.has_resizable_cache:
+            return held
+        # There is a cache of a fixed size for every request, whatever its length.
+        return replace(
+            held,
+            num_tokens=0,
+            num_full_sequences=self.batch_size,
+            longest_sequence_tokens=self.max_seq_len,
+        )
 
     def largest(self, budget_bytes: int) -> int | None:
         """Return the most blocks that fit and can be used, None where none do."""
@@ -110,6 +133,7 @@ class ModelSubject:
             plan = replace(memory.plan, current_blocks=batch_size)
         return Candidate(
             memory=plan,
+            num_alike=self.target.num_devices,
             terms=memory.terms,
             bounds=shapes.bounds,
             batch_size=batch_size,
@@ -169,6 +193,7 @@ def artifact_candidate(artifact: Artifact) -> Candidate:
     is_ours = config.backend == "torch"
     return Candidate(
         memory=memory,
+        num_alike=1,
         terms={name: _artifact_term(name, is_ours=is_ours) for name in memory.static},
         bounds=bounds,
         batch_size=config.batch_size,

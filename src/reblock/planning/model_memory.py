@@ -10,7 +10,7 @@ The result is a `MemoryPlan`, as it is read from an artifact, and so sized by th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from reblock.config import DTYPE_BYTES
@@ -99,13 +99,14 @@ class PlannedModel:
         return self._everywhere(align(share) if self.target.num_parts > 1 else share)
 
     def _everywhere(self, num_bytes: int) -> Grid:
-        row = (num_bytes,) * self.target.device.num_chiplets
-        return (row,) * self.target.num_devices
+        return ((num_bytes,) * self.target.device.num_chiplets,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMemory:
     """The plan of a model's memory, and where its terms that are not cache come from, by name.
+
+    The plan is of one device, as everything is shared out evenly and all devices hold the same.
 
     The bytes of those terms are of all devices for the weights, else of one chiplet.
     """
@@ -255,8 +256,7 @@ def _padded(width: int, layer: LayerCache, target: Target) -> int:
 
 
 def _tensor(model: PlannedModel, name: str, num_bytes: int, *, is_resizable: bool) -> CacheTensor:
-    row = (num_bytes,) * model.target.device.num_chiplets
-    grid = (row,) * model.target.num_devices
+    grid = ((num_bytes,) * model.target.device.num_chiplets,)
     return CacheTensor(name=name, is_resizable=is_resizable, bytes_grid=grid)
 
 
@@ -270,7 +270,9 @@ def cached_model(spec: ModelSpec, kv_dtype: str, max_seq_len: int) -> CachedMode
     size = DTYPE_BYTES[kv_dtype]
     groups: dict[LayerCache, int] = {}
     for layer in spec.layers:
-        groups[layer] = groups.get(layer, 0) + 1
+        # Whose cache a layer reads makes it no other kind of layer.
+        kind = replace(layer, shares_with=None)
+        groups[kind] = groups.get(kind, 0) + 1
     full = fixed = 0
     for layer, count in groups.items():
         per_token = count * layer.elements_per_token * size

@@ -27,7 +27,6 @@ from reblock.planning.result import Interval, NextStep, Plan
 from reblock.planning.settings import PlanSettings
 from reblock.planning.sources import ModelSource, is_artifact, open_model
 from reblock.planning.target import Target, parse_target
-from reblock.sizing import capacity
 
 if TYPE_CHECKING:
     from typing import Any
@@ -140,24 +139,17 @@ def _plan_model(subject: ModelSubject, budget: MemoryBudget) -> Plan:
     is_chosen = settings.batch_size is None
     candidate = _choose(subject, budget)
     found = answer(candidate, target.device, budget, num_blocks=settings.num_blocks)
-    if is_chosen and settings.num_blocks is None:
-        # Where the number of requests is open, a budget that holds one works.
-        smallest = subject.at(1).smallest_budget()
-        largest = most_requests(subject, target.device.available_bytes)
-        found = replace(
-            found,
-            limited_by="budget" if candidate.batch_size < MAX_BATCH_SIZE else "full_batch",
-            budgets=Interval(
-                smallest_bytes=smallest, available_bytes=found.budgets.available_bytes
-            ),
-            largest_num_blocks=largest.largest(target.device.available_bytes),
-        )
-        step = _next_request(subject, candidate, found)
-    else:
-        step = _next_block(candidate, found)
+    fewer = candidate.largest(found.budget_bytes)
+    step = _next_block(candidate, found)
+    if is_chosen:
+        fewer = most_requests(subject, found.budget_bytes).largest(found.budget_bytes)
+        found = _with_open_batch(subject, candidate, found)
+        if settings.num_blocks is None:
+            step = _next_request(subject, candidate, found)
     advice: list[str] = []
     if found.num_blocks is None:
-        advice = [*advise_shared(found, budget, num_blocks=settings.num_blocks)]
+        asked = settings.num_blocks is not None
+        advice = [*advise_shared(found, budget, fewer if asked else None)]
         advice += advise_model(subject, candidate, budget)
     refused = obstacles(spec) if target.is_cpu else ()
     notes = list(subject.model.notes)
@@ -181,6 +173,22 @@ def _plan_model(subject: ModelSubject, budget: MemoryBudget) -> Plan:
         commands=_model_commands(subject, candidate, found, budget) if not refused else (),
         notes=(*notes, *_count_notes(candidate, found)),
         **_shared_fields(candidate, found),
+    )
+
+
+def _with_open_batch(subject: ModelSubject, candidate: Candidate, found: Answer) -> Answer:
+    """Return the answer with what holds where the number of requests may still be chosen."""
+    available = found.budgets.available_bytes
+    largest = most_requests(subject, available).largest(available)
+    if subject.settings.num_blocks is not None:
+        return replace(found, largest_num_blocks=largest)
+    # A budget that holds one request works.
+    smallest = subject.at(1).smallest_budget()
+    return replace(
+        found,
+        limited_by="budget" if candidate.batch_size < MAX_BATCH_SIZE else "full_batch",
+        budgets=Interval(smallest_bytes=smallest, available_bytes=available),
+        largest_num_blocks=largest,
     )
 
 
@@ -229,15 +237,9 @@ def _next_block(candidate: Candidate, found: Answer) -> NextStep | None:
         return None
     count = found.num_blocks + 1
     needed = candidate.smallest_budget(count)
-    held = capacity(
-        count,
-        block_size=candidate.kvcache_block_size,
-        max_seq_len=candidate.max_seq_len,
-        batch_size=candidate.batch_size,
-    )
     return NextStep(
         num_blocks=count,
-        num_requests=held.num_full_sequences,
+        num_requests=candidate.capacity(count).num_full_sequences,
         budget_bytes=needed,
         is_available=needed <= found.budgets.available_bytes,
     )
@@ -256,6 +258,7 @@ def _plan_artifact(
     candidate = artifact_candidate(artifact)
     found = answer(candidate, target.device, budget, num_blocks=settings.num_blocks)
     step = _next_block(candidate, found)
+    fewer = None if settings.num_blocks is None else candidate.largest(found.budget_bytes)
     config = artifact.config
     made: tuple[Any, ...] = ()
     if found.num_blocks is not None and candidate.memory.has_resizable_cache:
@@ -276,7 +279,7 @@ def _plan_artifact(
         budget=budget,
         next_step=step,
         explanation=explain(candidate, found, step, is_chosen=False),
-        advice=advise_shared(found, budget, num_blocks=settings.num_blocks),
+        advice=advise_shared(found, budget, fewer),
         commands=made,
         notes=(*notes, *_count_notes(candidate, found)),
         **_shared_fields(candidate, found),

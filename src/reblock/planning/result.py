@@ -87,8 +87,8 @@ class Term:
 class Waterfall:
     """From the memory of one device down to what is left of the budget, `num_blocks` within.
 
-    The terms add up to `budget_bytes - unused_bytes`; `unused_bytes` is negative where the blocks
-    do not fit. `node` is the device with the tightest chiplet.
+    The terms add up to `budget_bytes - unused_bytes`. That is negative where the blocks do not fit,
+    unless it is one chiplet alone that is too full. `node` is the device with the tightest one.
     """
 
     node: int
@@ -147,8 +147,9 @@ class Plan:
     requests of the full length that fit side by side. `needed_bytes` is the smallest budget that
     the blocks of the waterfall fit into. `largest_num_blocks` is what all of the device would
     hold, None where not even the fewest fit; `budgets` are those that any answer exists for.
-    `capacity` is None where nothing fits. `weights_dtype` is "as stored" for a checkpoint that is
-    used as it is. `advice` says what to change where it does not fit.
+    `capacity` is None where nothing fits, and has no tokens where no layer keeps blocks.
+    `weights_dtype` is "as stored" for a checkpoint that is used as it is. `advice` says what to
+    change where it does not fit.
     """
 
     name: str

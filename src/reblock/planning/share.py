@@ -70,6 +70,11 @@ def share_device(
     """Return the shared plan of subjects that are open; `plan_together` says the rest."""
     if settings.num_blocks is not None:
         raise UsageError("num_blocks is for one model or artifact; leave it out")
+    if settings.given and all(isinstance(subject, Artifact) for subject in subjects):
+        raise UsageError(
+            f"all of these are compiled, which has settled {', '.join(settings.given)}; leave "
+            "that out, or plan the models themselves"
+        )
     tenants = _tenants(subjects, settings, target)
     if len(budgets) not in (1, len(subjects)):
         raise UsageError(

@@ -19,7 +19,7 @@ from reblock.planning.candidate import (
     artifact_candidate,
 )
 from reblock.planning.target import parse_target
-from reblock.sizing import capacity, tightest
+from reblock.sizing import tightest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -195,16 +195,10 @@ def _last_within(needed: Callable[[int], int], count: int, last: int, budget_byt
 
 
 def _point(candidate: Candidate, num_blocks: int, budget_bytes: int) -> SweepPoint:
-    held = capacity(
-        num_blocks,
-        block_size=candidate.kvcache_block_size,
-        max_seq_len=candidate.max_seq_len,
-        batch_size=candidate.batch_size,
-    )
-    is_paged = candidate.memory.has_resizable_cache
+    held = candidate.capacity(num_blocks)
     return SweepPoint(
         budget_bytes=budget_bytes,
         num_blocks=num_blocks,
-        num_requests=held.num_full_sequences if is_paged else candidate.batch_size,
+        num_requests=held.num_full_sequences,
         num_tokens=held.num_tokens,
     )

@@ -55,6 +55,9 @@ _NUM_NEW_KEYS = 2
 # twice that at its end (M_TRIM_THRESHOLD); larger ones it takes from the system, and gives back.
 _HEAP_TENSOR_BYTES = 32 * MIB
 _HEAP_BYTES = 2 * _HEAP_TENSOR_BYTES
+# What experts compute is of three sizes, and pages fit into the gaps of none of them. One artifact
+# kept from 24 to 80 MiB in six runs of the same requests; this is for the upper end.
+_EXPERT_GAPS = 3
 
 _RUNTIME_ERROR_BYTES = 8 * MIB
 _TOKEN_ERROR_BYTES = 80
@@ -73,10 +76,14 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Widths:
+    """What the tensors of a model depend on; `inner` is of all experts of a layer together."""
+
+    value_bytes: int
     hidden: int
     inner: int
     heads: int
     vocabulary: int
+    layers: frozenset[LayerCache]
     has_experts: bool
     spells_out: bool
 
@@ -95,44 +102,41 @@ def estimate_overhead(
 
     The vocabulary stands for the tokenizer, which is not looked at.
     """
-    widths = _read_widths(spec)
+    widths = _read_widths(spec, DTYPE_BYTES[dtype])
     if widths is None:
         return None
-    num_programs = 1 + len(decoder_batch_sizes)
-    num_pieces = len(set(spec.layers)) + _PIECES_BESIDES_LAYERS
     # Tables name whole blocks.
     seq_len = -(-max_seq_len // kvcache_block_size) * kvcache_block_size
     rows = max((batch_size, *decoder_batch_sizes))
-    prefill = _step_bytes(spec, widths, DTYPE_BYTES[dtype], 1, prefill_chunk_size, seq_len)
-    decode = _step_bytes(spec, widths, DTYPE_BYTES[dtype], rows, 1, seq_len)
-    live = max(prefill, decode)
-    gaps = min(live, _HEAP_BYTES) // 2
-    if widths.has_experts:
-        # Their tensors and pages are of other sizes, so neither fits into the gaps of the other.
-        gaps = min((prefill + decode) * 5 // 4, _HEAP_BYTES)
+    live = max(
+        _step_bytes(widths, 1, prefill_chunk_size, seq_len), _step_bytes(widths, rows, 1, seq_len)
+    )
+    gaps = _gap_bytes(widths, live, max(rows, prefill_chunk_size))
     logits = rows * widths.vocabulary * _SCORE_BYTES
     # The runtime has gaps as well, which what is live may fill, or not.
     doubtful = gaps + min(live, _HEAP_TENSOR_BYTES)
+    num_programs = 1 + len(decoder_batch_sizes)
     return Overhead(
-        runtime_bytes=_runtime_bytes(spec, widths.vocabulary, num_pieces * num_programs),
+        runtime_bytes=_runtime_bytes(spec.model_type, widths, num_programs),
         runtime_error_bytes=_RUNTIME_ERROR_BYTES + _TOKEN_ERROR_BYTES * widths.vocabulary,
         workspace_bytes=_BASE_WORKSPACE_BYTES + live + logits + gaps,
         workspace_error_bytes=_WORKSPACE_ERROR_BYTES + doubtful,
     )
 
 
-def _read_widths(spec: ModelSpec) -> _Widths | None:
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    heads, vocabulary = spec.num_attention_heads, spec.vocab_size
+def _read_widths(spec: ModelSpec, value_bytes: int) -> _Widths | None:
+    hidden, inner, vocabulary = spec.hidden_size, spec.intermediate_size, spec.vocab_size
     if hidden is None or inner is None or vocabulary is None:
         return None
-    heads = heads or 1  # a model without attention
+    heads = spec.num_attention_heads or 1  # a model without attention
     experts = _expert_width(spec, hidden, inner, heads, vocabulary)
     return _Widths(
+        value_bytes=value_bytes,
         hidden=hidden,
         inner=experts or inner,
         heads=heads,
         vocabulary=vocabulary,
+        layers=frozenset(spec.layers),
         has_experts=experts is not None,
         spells_out=spec.model_type in _SPELLED_OUT,
     )
@@ -153,51 +157,56 @@ def _expert_width(
     )
     rest = spec.num_parameters - attention - vocabulary * hidden
     per_width = 3 * hidden * len(spec.layers)
-    # The output layer has a matrix of its own, or shares that of the embeddings.
+    # The output layer has a matrix of its own, or shares that of the embeddings. So a model counts
+    # as one of experts where they are half as wide again as a layer without could be.
     is_wide = 2 * (rest - vocabulary * hidden) > 3 * inner * per_width
     return rest // per_width if is_wide else None
 
 
-def _runtime_bytes(spec: ModelSpec, vocabulary: int, num_loaded_pieces: int) -> int:
-    first = min(vocabulary, _NUM_FIRST_TOKENS)
+def _runtime_bytes(model_type: str, widths: _Widths, num_programs: int) -> int:
+    num_pieces = len(widths.layers) + _PIECES_BESIDES_LAYERS
+    first = min(widths.vocabulary, _NUM_FIRST_TOKENS)
     return (
         _BASE_RUNTIME_BYTES
-        + (_HEAVY_IMPORT_BYTES if spec.model_type in _HEAVY_IMPORTS else 0)
-        + num_loaded_pieces * _PIECE_BYTES
+        + (_HEAVY_IMPORT_BYTES if model_type in _HEAVY_IMPORTS else 0)
+        + num_pieces * num_programs * _PIECE_BYTES
         + first * _TOKEN_BYTES
-        + (vocabulary - first) * _FURTHER_TOKEN_BYTES
+        + (widths.vocabulary - first) * _FURTHER_TOKEN_BYTES
     )
 
 
-def _step_bytes(
-    spec: ModelSpec, widths: _Widths, value_bytes: int, rows: int, tokens: int, seq_len: int
-) -> int:
+def _step_bytes(widths: _Widths, rows: int, tokens: int, seq_len: int) -> int:
     """Return what the widest layer holds at once in a step of that many rows and tokens."""
-    stream = rows * tokens * value_bytes * _NUM_HIDDEN * widths.hidden
-    inner = rows * tokens * value_bytes * _NUM_INNER * widths.inner
-    attention = max(
-        (
-            _attention_bytes(layer, widths, value_bytes, rows, tokens, seq_len)
-            for layer in set(spec.layers)
-        ),
-        default=0,
-    )
-    return stream + (attention + inner if widths.has_experts else max(attention, inner))
+    stream = rows * tokens * widths.value_bytes * _NUM_HIDDEN * widths.hidden
+    attention = (_attention_bytes(widths, layer, rows, tokens, seq_len) for layer in widths.layers)
+    return stream + max((_inner_bytes(widths, rows * tokens), *attention))
+
+
+def _inner_bytes(widths: _Widths, num_tokens: int) -> int:
+    return num_tokens * widths.value_bytes * _NUM_INNER * widths.inner
 
 
 def _attention_bytes(
-    layer: LayerCache, widths: _Widths, value_bytes: int, rows: int, tokens: int, seq_len: int
+    widths: _Widths, layer: LayerCache, rows: int, tokens: int, seq_len: int
 ) -> int:
     """Return what a layer's attention holds: gathered keys and values, the mask, new tokens."""
     if not layer.elements_per_token:
         return 0
     is_ring = layer.window is not None and layer.window < seq_len
-    num_keys = layer.window + tokens if is_ring and layer.window is not None else seq_len
-    pages = rows * num_keys * layer.elements_per_token * value_bytes
-    mask = rows * tokens * num_keys * value_bytes
+    num_keys = (layer.window or 0) + tokens if is_ring else seq_len
+    pages = num_keys * layer.elements_per_token
+    mask = tokens * num_keys
+    queries = _NUM_QUERIES * widths.heads * layer.key_width
+    new = tokens * (queries + _NUM_NEW_KEYS * layer.elements_per_token)
     scores = 0
     if widths.spells_out:
-        scores = rows * widths.heads * tokens * num_keys * _SCORE_BYTES * _NUM_SCORES
-    queries = _NUM_QUERIES * widths.heads * layer.key_width
-    new = rows * tokens * value_bytes * (queries + _NUM_NEW_KEYS * layer.elements_per_token)
-    return pages + mask + scores + new
+        scores = widths.heads * tokens * num_keys * _SCORE_BYTES * _NUM_SCORES
+    return rows * (widths.value_bytes * (pages + mask + new) + scores)
+
+
+def _gap_bytes(widths: _Widths, live: int, num_tokens: int) -> int:
+    """Return what the heap keeps between and behind the tensors of a step."""
+    gaps = min(live, _HEAP_BYTES) // 2
+    if widths.has_experts:
+        gaps += _EXPERT_GAPS * _inner_bytes(widths, num_tokens)
+    return min(gaps, _HEAP_BYTES)
