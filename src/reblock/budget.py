@@ -45,6 +45,13 @@ class MemoryBudget:
         elif not 0 < self.amount <= 1:
             raise _refuse(self.text, "is no share above 0 and up to 1")
 
+    @property
+    def meant(self) -> str | None:
+        """What was probably meant, where a bare number of bytes is one of percent or the whole."""
+        if not isinstance(self.amount, int) or self.text != str(self.amount) or self.amount > 100:
+            return None
+        return "1.0 or 100% for the whole device" if self.amount == 1 else f"{self.text}%"
+
     def resolve(self, available_bytes: int) -> int:
         """Return the budget in bytes of one device that has `available_bytes`, rounded down.
 

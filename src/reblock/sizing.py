@@ -299,8 +299,8 @@ def _too_small(
             f"{_percent(smallest, available)} of the {format_bytes(available)} available: raise "
             f"memory_budget to {smallest}, or compile with a lower max_seq_len or batch_size"
         )
-        if budget.text == "1":
-            advice += ". A bare 1 is one byte: write 1.0 or 100% for the whole device"
+        if (meant := budget.meant) is not None:
+            advice += f". A bare {budget.text} is {format_bytes(budget_bytes)}: write {meant}"
     else:
         advice = (
             f"No budget works: that takes {format_bytes(smallest)} of each {device.name}, which "

@@ -100,11 +100,12 @@ def test_the_waterfall_goes_from_the_device_to_what_is_unused() -> None:
         "= available 140.00 GiB 150,323,855,360",
         "- outside the budget 28.00 GiB 30,064,771,072",
         "= budget, 80% 112.00 GiB 120,259,084,288",
-        "- workspace 2.00 GiB 2,147,483,648 allowance (1)",
+        "- workspace 2.00 GiB 2,147,483,648 allowance (2)",
+        "- weights 15.26 GiB 16,382,951,424 estimate (1)",
         "- KV cache of fixed size 0 bytes 0 exact",
         "- 84 blocks of 1.13 GiB 94.50 GiB 101,468,602,368 exact",
         "= unused 248.00 MiB 260,046,848",
-        "(1) 256 MiB for each of 2 programs on every chiplet",
+        "(2) 256 MiB for each of 2 programs on every chiplet",
     ):
         assert row in text
 
@@ -152,8 +153,8 @@ def test_what_the_compiler_reported_is_said_to_be_from_it() -> None:
     text = squeezed(report(plan(str(DATA / QWEN3_CR13))))
     assert "- commands of the programs 300.00 MiB 314,572,800 reported (1)" in text
     assert "(1) reported by the compiler" in text
-    assert "counts that work 33 to 160, for 32 requests" in text
-    assert "the most that all of the device would hold is 107" in text
+    assert "counts that work 33, the fewest for 32 requests, to 160" in text
+    assert "the device holds up to 107" in text
     assert "tightest" not in text
 
 
@@ -207,6 +208,8 @@ def test_a_device_that_is_too_small_at_any_budget_is_said_to_be() -> None:
         r"15\.72 GiB",
         text,
     )
+    assert "the device does not hold one request" in text
+    text = squeezed(report(model_plan(npu="RBLN-CA25", batch_size=1)))
     assert "the device holds none of them" in text
 
 
@@ -233,14 +236,26 @@ def test_the_budget_of_the_next_step_gives_it() -> None:
 def test_requests_of_the_full_length_may_be_fewer_than_the_batch() -> None:
     text = squeezed(report(model_plan(batch_size=32, memory_budget="80%")))
     assert "batch 32 requests of up to 40,960 tokens KV cache" in text
-    assert "requests 16 of 40,960 tokens side by side" in text
-    assert "counts that work 33 to 160, for 32 requests" in text
+    assert "requests 16 of 40,960 tokens side by side, out of 32;" in text
+    assert "counts that work 33, the fewest for 32 requests, to 160" in text
+    full = re.search(
+        r"all 32 requests can have the full length with a memory budget of (\d+)", text
+    )
+    assert full is not None
+    assert "which is more than the device has" in text
+    smaller = model_plan(batch_size=16, memory_budget="80%", max_seq_len=32768)
+    needed = smaller.budgets.full_bytes
+    assert model_plan(batch_size=16, max_seq_len=32768, memory_budget=needed).holds_all_requests
+    below = model_plan(batch_size=16, max_seq_len=32768, memory_budget=needed - 1)
+    assert below.fits
+    assert not below.holds_all_requests
 
 
-def test_where_no_single_change_helps_none_is_named() -> None:
+def test_where_no_single_change_helps_two_are_named() -> None:
     made = model_plan(npu="RBLN-CA25", batch_size=900)
-    assert made.advice == ()
-    assert "what would fit" not in report(made)
+    assert made.advice == ("compile for npu RBLN-CA25x2, and lower batch_size to 12",)
+    assert model_plan(npu="RBLN-CA25x2", batch_size=12).fits
+    assert not model_plan(npu="RBLN-CA25x2", batch_size=13).fits
 
 
 def test_a_budget_that_the_full_batch_does_not_use_up_is_said_to_be() -> None:

@@ -202,7 +202,8 @@ def test_heads_are_shared_out_over_the_devices_that_hold_them() -> None:
 
     one, four = per_block("RBLN-CA25"), per_block("RBLN-CA25x4")
     assert one.bytes_per_block == ((64 * MIB,),)
-    assert four.bytes_per_block == ((16 * MIB,),) * 4
+    # Of each of the four, which hold the same.
+    assert four.bytes_per_block == ((16 * MIB,),)
     pool = 3_258 * four.bytes_per_block[0][0]
     assert pool // one.bytes_per_block[0][0] == 814
     assert (256 * 814, 256 * 3_258) == (208_384, 834_048)

@@ -221,7 +221,7 @@ def test_one_and_one_point_zero_are_a_byte_and_all_of_it_and_the_refusal_says_so
     for budget in (1.0, "1.0", "100%"):
         assert estimate_reference(QWEN3_CA25, budget).num_blocks == 40
     for budget in (1, "1"):
-        with pytest.raises(BudgetTooSmall, match=r"A bare 1 is one byte: write 1\.0 or 100%"):
+        with pytest.raises(BudgetTooSmall, match=r"A bare 1 is 1 byte: write 1\.0 or 100%"):
             estimate_reference(QWEN3_CA25, budget)
     with pytest.raises(InvalidBudget, match="fraction above 1"):
         parse_budget(2.0)

@@ -244,7 +244,7 @@ def test_more_budget_never_gives_less(
 def test_a_bare_1_is_one_byte_and_the_answer_says_what_was_meant() -> None:
     found = plan_source(make_source(), "RBLN-CA25", "1", batch_size=1)
     assert not found.fits
-    assert "write 1.0 or 100% for the whole device: a bare 1 is one byte" in found.advice
+    assert "write 1.0 or 100% for the whole device: a bare 1 is 1 byte" in found.advice
 
 
 # A count that was asked for.
@@ -459,8 +459,10 @@ def test_stored_weights_are_taken_as_they_are_where_no_type_is_asked_for() -> No
     stored = WeightBytes(num_bytes=123_456_789, num_elements=None, source="index")
     found = plan_source(make_source(stored), "RBLN-CA25", batch_size=1)
     assert weight_term(found).num_bytes == 123_456_789
-    assert weight_term(found).basis == "exact"
     assert "index of its safetensors" in weight_term(found).source
+    # How a compiler of RBLN devices lays them out is not known.
+    assert weight_term(found).basis == "estimate"
+    assert weight_term(found).error_bytes is None
 
 
 def test_pickled_weights_are_an_estimate() -> None:
@@ -503,6 +505,7 @@ def test_weights_that_nobody_knows_are_an_error_and_can_be_given() -> None:
         plan_source(source, "RBLN-CA25", batch_size=1)
     found = plan_source(source, "RBLN-CA25", batch_size=1, weight_bytes=3 * GIB)
     assert weight_term(found).num_bytes == 3 * GIB
+    assert weight_term(found).basis == "given"
 
 
 def test_a_context_that_nobody_knows_is_asked_for() -> None:
@@ -570,6 +573,28 @@ def test_the_command_for_devices_is_that_of_optimum_rbln() -> None:
         "--attn-impl flash_attn --kvcache-partition-len 16384 --memory-budget 0.8 "
         "--npu RBLN-CA25 --num-devices 4"
     )
+
+
+def test_what_optimum_rbln_has_no_option_for_is_said_and_no_command_is_given() -> None:
+    found = plan_source(make_source(), "RBLN-CA25", kv_dtype="fp8", batch_size=4)
+    assert found.commands == ()
+    assert "no option for a cache of float8_e4m3fn alone" in found.notes[-1]
+    gguf = replace(make_source(), kind="gguf")
+    found = plan_source(gguf, "RBLN-CA25", batch_size=4)
+    assert found.commands == ()
+    assert "does not read GGUF files" in found.notes[-1]
+
+
+def test_a_device_that_is_too_small_is_answered_with_a_larger_one() -> None:
+    found = plan(config("Qwen3-32B"), npu="RBLN-CA25", batch_size=1, max_seq_len=8192)
+    assert "take larger devices: npu RBLN-CR13" in found.advice
+    assert plan(config("Qwen3-32B"), npu="RBLN-CR13", batch_size=1, max_seq_len=8192).fits
+
+
+@pytest.mark.parametrize(("written", "meant"), [("80", "80%"), ("1", "1.0 or 100%")])
+def test_a_bare_small_number_is_answered_with_what_was_meant(written: str, meant: str) -> None:
+    found = plan_source(make_source(), "RBLN-CA25", written, batch_size=1)
+    assert any(line.startswith(f"write {meant}") for line in found.advice)
 
 
 def test_a_name_with_spaces_is_quoted_in_commands() -> None:

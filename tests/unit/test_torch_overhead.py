@@ -226,6 +226,13 @@ CALIBRATION = {
         runtime=297.1,
         served=(23.8, 79.7),
     ),
+    "mixtral, deep": Seen(
+        model={**MIXTRAL, "num_hidden_layers": 8, "vocab_size": 40_000},
+        shape={"batch": 4, "seq_len": 2048},
+        counted=614.3,
+        runtime=303.3,
+        served=(84.3, 107.4),
+    ),
     "mixtral, wide": Seen(
         model=WIDE_MIXTRAL,
         shape={"batch": 2, "seq_len": 4096},

@@ -80,7 +80,21 @@ class CommandParser(Parser):
                     if value is None:
                         self.error(f"argument {text}: expected one argument")
                     options.append(value)
-        return super().parse_known_args(options + arguments, namespace)
+        namespace, unknown = super().parse_known_args(options + arguments, namespace)
+        if unknown:
+            # Here and not by the parser above, which knows none of this command's options.
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._nearest(unknown[0])}")
+        return namespace, unknown
+
+    def _nearest(self, text: str) -> str:
+        if not text.startswith("--"):
+            return ""
+        from difflib import get_close_matches
+
+        known = [option for option in self._option_string_actions if option.startswith("--")]
+        written = text.partition("=")[0].replace("_", "-")
+        close = get_close_matches(written, known, n=1)
+        return f"; did you mean {close[0]}?" if close else ""
 
 
 class Once(argparse.Action):

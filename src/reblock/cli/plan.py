@@ -54,7 +54,8 @@ _SETTINGS = {
     "weight_bytes": ("SIZE", "what the weights take, all devices together, where you know better"),
 }
 _EPILOG = f"""\
-Nothing is compiled, and of a model on the hub only its configuration is read.
+Nothing is compiled. Of a model on the hub its configuration is read, and of its
+weights the headers. Units are binary: 10GB is 10 * 2**30 bytes.
 Without --batch-size the plan is for as many requests of the full length as fit.
 Several models or artifacts are planned on the same device, with one budget that
 is split, or one for each.
@@ -66,7 +67,9 @@ examples:
   reblock plan ./small ./large --batch-size 8 --npu RBLN-CR13
 
 {EXIT_CODES}
-Where there are several devices or budgets, 3 means that none of them fits.
+What fits is what the programs run with: the fewest blocks that work. How many
+requests can have their full length at once is part of the answer. Where there
+are several devices or budgets, 3 means that none of them fits.
 """
 
 
@@ -148,8 +151,10 @@ def _run_alone(
 ) -> int:
     subject = _open(args.names[0], args.module)
     pairs = [(target, budget) for target in targets for budget in budgets]
-    outcomes = _plan_all(subject, settings, pairs)
+    outcomes, error = _plan_all(subject, settings, pairs)
     plans = [outcome for outcome in outcomes if isinstance(outcome, Plan)]
+    if error is not None and not (args.json and isinstance(error, DoesNotFit)):
+        raise error
     if args.json:
         refused = [outcome for outcome in outcomes if isinstance(outcome, Refused)]
         _print_json(plans, None, refused)
@@ -161,8 +166,10 @@ def _run_alone(
         from reblock.cli.plan_comparison import comparison
 
         print(comparison(outcomes))
-    if args.plot is not None:
+    if args.plot is not None and plans:
         _plot(args.plot, [subject] * len(plans), settings, plans, None)
+    if error is not None:
+        tell(f"reblock: error: {error}")
     return 0 if any(plan.fits for plan in plans) else DoesNotFit.exit_code
 
 
@@ -170,11 +177,10 @@ def _plan_all(
     subject: ModelSource | Artifact,
     settings: PlanSettings,
     pairs: Sequence[tuple[Target | None, MemoryBudget]],
-) -> list[Plan | Refused]:
+) -> tuple[list[Plan | Refused], ReblockError | None]:
     """Return a plan for every device and budget, or why there is none.
 
-    Raises:
-        ReblockError: There is no plan at all.
+    Where there is none at all, the first error comes with them.
     """
     outcomes: list[Plan | Refused] = []
     first: ReblockError | None = None
@@ -185,9 +191,8 @@ def _plan_all(
             # One device may be too small for a size, or have no kernel for what was asked.
             first = first or error
             outcomes.append(_refused(subject, target, budget, error))
-    if first is not None and not any(isinstance(outcome, Plan) for outcome in outcomes):
-        raise first
-    return outcomes
+    has_plans = any(isinstance(outcome, Plan) for outcome in outcomes)
+    return outcomes, None if has_plans else first
 
 
 def _refused(

@@ -113,6 +113,8 @@ def _batch(plan: Plan) -> str:
     chosen = ""
     if plan.is_batch_chosen:
         chosen = " (as many as fit)" if plan.fits else " (not even one fits)"
+        if plan.num_blocks_asked is not None:
+            chosen = " (as many as the blocks hold)"
     return f"{_requests(plan.batch_size)} of up to {_tokens(plan.max_seq_len)}{chosen}"
 
 
@@ -149,9 +151,10 @@ def _answer(plan: Plan) -> str:
     held = plan.capacity
     if plan.num_blocks is None or held is None:
         return paragraph(plan.explanation) + advice_text(plan.advice)
+    of_all = "" if plan.holds_all_requests else f", out of {plan.batch_size:,}"
     requests = (
-        f"{held.num_full_sequences:,} of {_tokens(plan.max_seq_len)} side by side; longest single "
-        f"request {_tokens(held.longest_sequence_tokens)}"
+        f"{held.num_full_sequences:,} of {_tokens(plan.max_seq_len)} side by side{of_all}; "
+        f"longest single request {_tokens(held.longest_sequence_tokens)}"
     )
     blocks = "none to choose: what a request keeps has a fixed size"
     if plan.waterfall.bytes_per_block:
@@ -243,6 +246,8 @@ def _limits(plan: Plan) -> str:
     if plan.next_step is not None:
         rows.append(("next step", _next_step(plan, plan.next_step)))
     rows.append(("budgets that work", _budgets(plan)))
+    if not plan.is_batch_chosen and not plan.holds_all_requests:
+        rows.append(("for all requests", _for_all_requests(plan)))
     if plan.waterfall.bytes_per_block:
         rows.append(("counts that work", _counts(plan)))
     if _is_uneven(plan):
@@ -271,19 +276,32 @@ def _budgets(plan: Plan) -> str:
         )
     return (
         f"{format_gib(smallest)} ({_percent(smallest, available)}) to {format_gib(available)}; "
-        f"the smallest is {smallest:,} bytes"
+        f"the smallest is {smallest:,} bytes, with room for "
+        f"{_requests(plan.budgets.smallest_num_requests)} of the full length"
+    )
+
+
+def _for_all_requests(plan: Plan) -> str:
+    needed, available = plan.budgets.full_bytes, plan.budgets.available_bytes
+    there = "" if needed <= available else ", which is more than the device has"
+    return (
+        f"all {_requests(plan.batch_size)} can have the full length with a memory budget of "
+        f"{needed} bytes ({format_gib(needed)}, {_percent(needed, available)}){there}"
     )
 
 
 def _counts(plan: Plan) -> str:
     bounds, largest = plan.bounds, plan.largest_num_blocks
+    if plan.is_batch_chosen and plan.num_blocks_asked is None:
+        if largest is None:
+            return "none: the device does not hold one request"
+        return f"up to {largest:,}, with all of the device and more requests"
+    text = f"{bounds.minimum:,}, the fewest for {_requests(plan.batch_size)}, to {bounds.full:,}"
     if bounds.minimum == bounds.full:
         text = f"{bounds.full:,} only, for {_requests(plan.batch_size)}"
-    else:
-        text = f"{bounds.minimum:,} to {bounds.full:,}, for {_requests(plan.batch_size)}"
     if largest is None:
         return f"{text}; the device holds none of them"
-    return f"{text}; the most that all of the device would hold is {largest:,}"
+    return text if largest >= bounds.full else f"{text}; the device holds up to {largest:,}"
 
 
 def _percent(num_bytes: int, available_bytes: int) -> str:

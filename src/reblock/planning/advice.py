@@ -11,8 +11,10 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from reblock.config import DTYPE_BYTES
+from reblock.devices import get_device
 from reblock.errors import BudgetAboveDevice, InvalidOption
 from reblock.planning.candidate import ModelSubject
+from reblock.planning.target import parse_target
 from reblock.units import GIB, format_bytes, format_gib
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["advise_model", "advise_shared", "explain"]
 
 _MOST_DEVICES = 64
+_LARGEST_DEVICES = ("RBLN-CR13",)
 _SHORTEST = 64
 
 
@@ -98,8 +101,8 @@ def advise_shared(found: Answer, budget: MemoryBudget, fewer: int | None) -> tup
             f"raise memory_budget to {smallest} ({format_gib(smallest)}, "
             f"{hundredths // 100}.{hundredths % 100:02}%), the smallest that works"
         )
-    if budget.text == "1":
-        lines.append("write 1.0 or 100% for the whole device: a bare 1 is one byte")
+    if (meant := budget.meant) is not None:
+        lines.append(f"write {meant}: a bare {budget.text} is {format_gib(found.budget_bytes)}")
     if fewer is not None:
         lines.append(f"lower num_blocks to {fewer}, the most that fit")
     return tuple(lines)
@@ -107,8 +110,16 @@ def advise_shared(found: Answer, budget: MemoryBudget, fewer: int | None) -> tup
 
 def advise_model(subject: ModelSubject, candidate: Candidate, budget: MemoryBudget) -> list[str]:
     """Return the settings that would make the model fit into the same budget, each on its own."""
-    trials = (_fewer_requests, _shorter_requests, _smaller_type, _more_devices, _larger_cpu)
-    return [text for trial in trials for text in trial(subject, candidate, budget)]
+    trials = (
+        _fewer_requests,
+        _shorter_requests,
+        _smaller_type,
+        _more_devices,
+        _other_devices,
+        _larger_cpu,
+    )
+    found = [text for trial in trials for text in trial(subject, candidate, budget)]
+    return found or list(_more_devices_for_fewer(subject, candidate, budget))
 
 
 def _fits(subject: ModelSubject, batch_size: int, budget: MemoryBudget) -> bool:
@@ -121,18 +132,23 @@ def _fits(subject: ModelSubject, batch_size: int, budget: MemoryBudget) -> bool:
         return False
 
 
-def _fewer_requests(
-    subject: ModelSubject, candidate: Candidate, budget: MemoryBudget
-) -> Iterator[str]:
-    fitting, refused = 0, candidate.batch_size
+def _most_fitting(subject: ModelSubject, refused: int, budget: MemoryBudget) -> int:
+    """Return the most requests below `refused` that the programs run with, 0 for none."""
+    fitting = 0
     while refused - fitting > 1:
         middle = (fitting + refused) // 2
         if _fits(subject, middle, budget):
             fitting = middle
         else:
             refused = middle
-    if fitting:
-        yield f"lower batch_size to {fitting}"
+    return fitting
+
+
+def _fewer_requests(
+    subject: ModelSubject, candidate: Candidate, budget: MemoryBudget
+) -> Iterator[str]:
+    if fewer := _most_fitting(subject, candidate.batch_size, budget):
+        yield f"lower batch_size to {fewer}"
 
 
 def _shorter_requests(
@@ -170,13 +186,50 @@ def _larger_cpu(subject: ModelSubject, candidate: Candidate, budget: MemoryBudge
 def _more_devices(
     subject: ModelSubject, candidate: Candidate, budget: MemoryBudget
 ) -> Iterator[str]:
+    for spread in _spread(subject):
+        if _fits(spread, candidate.batch_size, budget):
+            target = spread.target
+            yield f"compile for {target.num_devices} devices: npu {target.text}"
+            return
+
+
+def _more_devices_for_fewer(
+    subject: ModelSubject, candidate: Candidate, budget: MemoryBudget
+) -> Iterator[str]:
+    """Where nothing helps on its own: the first number of devices that any requests fit."""
+    for spread in _spread(subject):
+        fewer = _most_fitting(spread, candidate.batch_size, budget)
+        if fewer:
+            yield f"compile for npu {spread.target.text}, and lower batch_size to {fewer}"
+            return
+
+
+def _spread(subject: ModelSubject) -> Iterator[ModelSubject]:
+    """Yield the model on twice, four times, ... as many devices."""
     if subject.target.is_cpu:
         return
     count = subject.target.num_devices
     while (count := count * 2) <= _MOST_DEVICES:
         name = subject.target.device.name
         target = replace(subject.target, num_devices=count, text=f"{name}x{count}")
-        spread = ModelSubject.make(subject.source, subject.settings, target)
-        if _fits(spread, candidate.batch_size, budget):
-            yield f"compile for {count} devices: npu {target.text}"
+        yield ModelSubject.make(subject.source, subject.settings, target)
+
+
+def _other_devices(
+    subject: ModelSubject, candidate: Candidate, budget: MemoryBudget
+) -> Iterator[str]:
+    """Devices with more memory each, as many as there are or fewer."""
+    own = subject.target
+    larger = [name for name in _LARGEST_DEVICES if own.device.dram_bytes < _dram_bytes(name)]
+    if own.is_cpu or not larger:
+        return
+    for count in sorted({1, own.num_devices}):
+        text = larger[0] if count == 1 else f"{larger[0]}x{count}"
+        moved = ModelSubject.make(subject.source, subject.settings, parse_target(text))
+        if _fits(moved, candidate.batch_size, budget):
+            yield f"take larger devices: npu {text}"
             return
+
+
+def _dram_bytes(name: str) -> int:
+    return get_device(name).dram_bytes

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from reblock.planning.candidate import Candidate
     from reblock.sizing import Capacity, ChipletUse, Limit
 
-__all__ = ["Answer", "answer"]
+__all__ = ["Answer", "answer", "budgets"]
 
 # Of the terms that a candidate cannot know, since they follow from the count.
 _CACHE_SOURCES = {
@@ -84,10 +84,20 @@ def answer(
         needed_bytes=smallest_budget(memory, shown),
         chiplets=chiplets,
         waterfall=_waterfall(candidate, device, chiplets, deciding[0], shown, budget_bytes),
-        budgets=Interval(
-            smallest_bytes=candidate.smallest_budget(num_blocks), available_bytes=available
-        ),
+        budgets=budgets(candidate, available, num_blocks),
         largest_num_blocks=largest,
+    )
+
+
+def budgets(candidate: Candidate, available_bytes: int, num_blocks: int | None) -> Interval:
+    """Return the budgets that work for a count, by default for the fewest blocks."""
+    return Interval(
+        smallest_bytes=candidate.smallest_budget(num_blocks),
+        smallest_num_requests=candidate.capacity(
+            num_blocks or candidate.bounds.minimum
+        ).num_full_sequences,
+        full_bytes=candidate.smallest_budget(candidate.bounds.full),
+        available_bytes=available_bytes,
     )
 
 

@@ -42,6 +42,8 @@ def model_commands(
     else:
         options["memory-budget"] = budget.text
     name = subject.source.name
+    if not target.is_cpu and _has_no_command(subject):
+        return ()
     if target.is_cpu:
         words = ["reblock", "compile", name]
     else:
@@ -51,8 +53,13 @@ def model_commands(
     for option, value in options.items():
         if value is not None:
             words += [f"--{option}", str(value)]
-    text = "compile it" if target.is_cpu else "compile it with optimum-rbln"
+    text = "compile it" if target.is_cpu else "compile it where optimum-rbln is installed"
     return (Command(text=text, line=shlex.join(words)),)
+
+
+def _has_no_command(subject: ModelSubject) -> bool:
+    """Return whether optimum-rbln has no plain option for what was planned."""
+    return subject.settings.kv_dtype is not None or subject.source.kind == "gguf"
 
 
 def artifact_commands(

@@ -114,6 +114,7 @@ def _outcome(plan: Plan) -> dict[str, Any]:
         "fits": plan.fits,
         "num_blocks": plan.num_blocks,
         "num_requests": None if held is None else held.num_full_sequences,
+        "holds_all_requests": plan.holds_all_requests,
         "num_tokens": None if held is None else held.num_tokens,
         "longest_request_tokens": None if held is None else held.longest_sequence_tokens,
         "num_min_blocks": plan.bounds.minimum,

@@ -92,7 +92,15 @@ class PlannedModel:
                 "0.9 allowed before it compiled; not measured"
             ),
         )
-        return [self.weights.term, allowance]
+        weights = self.weights.term
+        if weights.basis == "exact":
+            # The bytes are known, but not what the compiler makes of them.
+            source = (
+                f"{weights.source}, shared out evenly over all chiplets; how "
+                "the compiler lays them out is not known"
+            )
+            weights = replace(weights, basis="estimate", error_bytes=None, source=source)
+        return [weights, allowance]
 
     def _weights_grid(self) -> Grid:
         share = -(-self.weights.num_bytes // self.target.num_parts)

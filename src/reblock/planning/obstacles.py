@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from reblock.model_spec import ModelSpec
+    from reblock.planning.settings import PlanSettings
+    from reblock.planning.sources import ModelSource
 
-__all__ = ["obstacles"]
+__all__ = ["obstacles", "obstacles_for_rbln"]
 
 _KINDS = {
     "latent": "latent attention",
@@ -28,3 +30,16 @@ def obstacles(spec: ModelSpec) -> tuple[str, ...]:
     if spec.is_quantized:
         found.append("quantized weights")
     return tuple(found)
+
+
+def obstacles_for_rbln(source: ModelSource, settings: PlanSettings) -> tuple[str, ...]:
+    """Return sentences on what of a plan optimum-rbln does not make, or not by an option."""
+    notes = []
+    if source.kind == "gguf":
+        notes.append("optimum-rbln does not read GGUF files; compile the original model.")
+    if settings.kv_dtype is not None:
+        notes.append(
+            f"optimum-rbln has no option for a cache of {settings.kv_dtype} alone; see its "
+            "quantization."
+        )
+    return tuple(notes)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from reblock.budget import WHOLE_DEVICE, MemoryBudget, parse_budget
 from reblock.errors import UsageError
 from reblock.planning.advice import advise_model, advise_shared, explain
-from reblock.planning.answer import Answer, answer
+from reblock.planning.answer import Answer, answer, budgets
 from reblock.planning.artifact_facts import artifact_target, cached_by
 from reblock.planning.candidate import (
     MAX_BATCH_SIZE,
@@ -22,8 +22,8 @@ from reblock.planning.candidate import (
 )
 from reblock.planning.commands import artifact_commands, model_commands
 from reblock.planning.model_memory import cached_model
-from reblock.planning.obstacles import obstacles
-from reblock.planning.result import Interval, NextStep, Plan
+from reblock.planning.obstacles import obstacles, obstacles_for_rbln
+from reblock.planning.result import NextStep, Plan
 from reblock.planning.settings import PlanSettings
 from reblock.planning.sources import ModelSource, is_artifact, open_model
 from reblock.planning.target import Target, parse_target
@@ -155,6 +155,8 @@ def _plan_model(subject: ModelSubject, budget: MemoryBudget) -> Plan:
     notes = list(subject.model.notes)
     if refused:
         notes.insert(0, f"reblock does not compile this model for the cpu: {', '.join(refused)}.")
+    if not target.is_cpu:
+        notes += obstacles_for_rbln(subject.source, settings)
     return Plan(
         name=subject.source.name,
         kind="model",
@@ -183,11 +185,11 @@ def _with_open_batch(subject: ModelSubject, candidate: Candidate, found: Answer)
     if subject.settings.num_blocks is not None:
         return replace(found, largest_num_blocks=largest)
     # A budget that holds one request works.
-    smallest = subject.at(1).smallest_budget()
+    one = budgets(subject.at(1), available, None)
     return replace(
         found,
         limited_by="budget" if candidate.batch_size < MAX_BATCH_SIZE else "full_batch",
-        budgets=Interval(smallest_bytes=smallest, available_bytes=available),
+        budgets=replace(one, full_bytes=found.budgets.full_bytes),
         largest_num_blocks=largest,
     )
 

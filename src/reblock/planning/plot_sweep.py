@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
@@ -57,6 +57,7 @@ class _Curves:
     budgets: tuple[float, ...]
     blocks: tuple[int, ...]
     requests: tuple[int, ...]
+    style: Literal["default", "steps-post"]
 
 
 def _curves(plan: Plan, sweep: Sweep) -> _Curves:
@@ -70,6 +71,8 @@ def _curves(plan: Plan, sweep: Sweep) -> _Curves:
         budgets=tuple(budget / GIB for budget in budgets),
         blocks=tuple(steps[budget][0] for budget in budgets),
         requests=tuple(steps[budget][1] for budget in budgets),
+        # Steps that are not all there would look like larger ones.
+        style="default" if sweep.is_sampled else "steps-post",
     )
 
 
@@ -81,8 +84,8 @@ def draw_one(blocks_axes: Axes, plan: Plan, sweep: Sweep) -> list[LegendEntry]:
     requests_axes = blocks_axes.twinx()
     curves = _curves(plan, sweep)
     # Requests as a broad grey line that the blocks, where they are the same, run along.
-    requests_axes.step(curves.budgets, curves.requests, where="post", **_BROAD)
-    blocks_axes.step(curves.budgets, curves.blocks, where="post", **_THIN)
+    requests_axes.plot(curves.budgets, curves.requests, drawstyle=curves.style, **_BROAD)
+    blocks_axes.plot(curves.budgets, curves.blocks, drawstyle=curves.style, **_THIN)
     blocks_axes.set_zorder(requests_axes.get_zorder() + 1)
     blocks_axes.patch.set_visible(False)
     top = 1.15 * max([*curves.blocks, plan.num_blocks or 0, 1])
@@ -171,8 +174,8 @@ def draw_several(
     for index, (plan, sweep) in enumerate(zip(plans, sweeps, strict=True)):
         line, marker = _line_style(index), _MARKERS[index % len(_MARKERS)]
         curves = _curves(plan, sweep)
-        blocks_axes.step(curves.budgets, curves.blocks, where="post", **line)
-        requests_axes.step(curves.budgets, curves.requests, where="post", **line)
+        blocks_axes.plot(curves.budgets, curves.blocks, drawstyle=curves.style, **line)
+        requests_axes.plot(curves.budgets, curves.requests, drawstyle=curves.style, **line)
         if plan.num_blocks is not None and plan.capacity is not None:
             needed, point = [plan.needed_bytes / GIB], {"marker": marker, "zorder": 5, **_POINT}
             blocks_axes.plot(needed, [plan.num_blocks], **point)

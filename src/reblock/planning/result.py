@@ -28,10 +28,11 @@ __all__ = [
     "Waterfall",
 ]
 
-# How a figure is known. exact: counted from what the model says of itself. measured: by running
-# the compiled programs. reported: by the compiler. estimate: by a formula whose error is stated.
-# allowance: taken over from elsewhere, with an error that nobody has measured.
-Basis = Literal["exact", "measured", "reported", "estimate", "allowance"]
+# How a figure is known. exact: counted from what the model says of itself. given: by the user.
+# measured: by running the compiled programs. reported: by the compiler. estimate: by a formula,
+# with its error where that is known. allowance: taken over from elsewhere, with an error that
+# nobody has measured.
+Basis = Literal["exact", "given", "measured", "reported", "estimate", "allowance"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +110,16 @@ class Waterfall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """The budgets that work: from `smallest_bytes` to all that is available, both included."""
+    """The budgets that work: from `smallest_bytes` to all that is available, both included.
+
+    `smallest_num_requests` is how many of the full length the smallest one has room for, side by
+    side. `full_bytes` is the smallest budget with which every request of the batch has its full
+    length, and may be more than is available.
+    """
 
     smallest_bytes: int
+    smallest_num_requests: int
+    full_bytes: int
     available_bytes: int
 
     @property
@@ -187,8 +195,18 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether there is an answer at all."""
+        """Whether there is an answer at all: the programs would run."""
         return self.num_blocks is not None
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of the full length that fit side by side; 0 where it does not fit."""
+        return 0 if self.capacity is None else self.capacity.num_full_sequences
+
+    @property
+    def holds_all_requests(self) -> bool:
+        """Whether all requests of the batch can have their full length at the same time."""
+        return self.num_requests >= self.batch_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Sweep", "SweepPoint", "sweep_budgets"]
 
-_MOST_STEPS = 64
+# Each takes a millisecond or so.
+_MOST_STEPS = 256
 _NUM_SAMPLES = 40
 
 
@@ -51,11 +52,13 @@ class Sweep:
     """The answers from the smallest budget that works to all that is available, both included.
 
     Points are in the order of their budgets, and none gives less than the one before. Between two
-    the answer is that of the first or more. There are none where no budget works.
+    the answer is that of the first, or more where `is_sampled`: there are more answers than points.
+    There are none where no budget works.
     """
 
     name: str
     available_bytes: int
+    is_sampled: bool
     points: tuple[SweepPoint, ...]
 
 
@@ -97,7 +100,12 @@ def _batch_size(model: ModelSubject) -> int | None:
 def _sweep(name: str, available_bytes: int, points: list[SweepPoint]) -> Sweep:
     if points and points[-1].budget_bytes < available_bytes:
         points = [*points, replace(points[-1], budget_bytes=available_bytes)]
-    return Sweep(name=name, available_bytes=available_bytes, points=tuple(points))
+    # Points are counts in the order of counts, all of them unless there are too many.
+    span = points[-1].num_blocks - points[0].num_blocks if points else 0
+    is_sampled = span >= _MOST_STEPS > len(points)
+    return Sweep(
+        name=name, available_bytes=available_bytes, is_sampled=is_sampled, points=tuple(points)
+    )
 
 
 def _count_points(candidate: Candidate, available_bytes: int) -> list[SweepPoint]:

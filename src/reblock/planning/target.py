@@ -73,7 +73,8 @@ def _with_memory(device: Device, size: str, text: str) -> Device:
     if num_bytes <= device.reserve_bytes_per_chiplet:
         raise InvalidOption(
             f"npu={text!r} has no memory beyond the reserve, "
-            f"{format_bytes(device.reserve_bytes_per_chiplet)}",
+            f"{format_bytes(device.reserve_bytes_per_chiplet)}; give its memory with a unit, as in "
+            "'cpu:64GB'",
             option="npu",
         )
     return replace(device, dram_bytes=num_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from reblock.config import DTYPE_BYTES
@@ -43,7 +43,8 @@ def plan_weights(model: ModelSource, dtype: str | None, given_bytes: int | None)
         UnsupportedModel: Neither files of weights nor the architecture tell.
     """
     if given_bytes is not None:
-        return _planned(given_bytes, dtype, "weight_bytes, as given", error=0)
+        planned = _planned(given_bytes, dtype, "weight_bytes, as it was given", error=None)
+        return replace(planned, term=replace(planned.term, basis="given"))
     if dtype is None:
         return _as_stored(model)
     return _converted(model, dtype)
