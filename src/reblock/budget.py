@@ -23,6 +23,8 @@ _ACCEPTED = (
 
 _NUMBER = re.compile(r"[0-9]+|[0-9]*\.[0-9]+", re.ASCII)
 
+_MAX_BYTES = 2**80
+
 # No budget needs more, and converting endless digits is slow.
 _MAX_LENGTH = 64
 
@@ -89,6 +91,9 @@ def parse_budget(value: object) -> MemoryBudget:
     if isinstance(value, bool):
         raise _refuse(value, "is a boolean")
     if isinstance(value, int):
+        if abs(value) >= _MAX_BYTES:
+            # Not shown: printing endless digits is slow, and refused at last.
+            raise _refuse("a whole number of many digits", "is no amount of memory")
         return MemoryBudget(amount=value, text=str(value))
     if isinstance(value, float):
         return _from_float(value)

@@ -314,8 +314,11 @@ def _check_partition(given: Mapping[str, int], max_seq_len: int) -> int:
 
 def _check_integer(key: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_INTEGER:
+        # Printing endless digits is slow, and refused at last.
+        is_endless = isinstance(value, int) and abs(value) > _MAX_INTEGER**2
+        shown = "a number of many digits" if is_endless else repr(value)
         raise InvalidOption(
-            f"{key}={value!r} must be a whole number from 1 to {_MAX_INTEGER:,}", option=key
+            f"{key}={shown} must be a whole number from 1 to {_MAX_INTEGER:,}", option=key
         )
 
 

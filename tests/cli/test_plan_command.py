@@ -231,7 +231,7 @@ def test_the_exit_code_is_3_where_models_do_not_fit_together() -> None:
         ([QWEN3_8B, "--npu", "RBLN-CA25x0"], 2, "give 1 to"),
         ([QWEN3_8B, "--memory-budget", "80%,60%"], 2, "memory_budget='80%,60%' is no"),
         ([QWEN3_8B, "--memory-budget="], 2, "is empty"),
-        ([QWEN3_8B, "--memory-budget", "0"], 2, "less than one byte"),
+        ([QWEN3_8B, "--memory-budget", "0"], 2, "must be a whole number of bytes"),
         ([QWEN3_8B, "--memory-budget", "-1"], 2, "is negative"),
         ([QWEN3_8B, "--npu", "RBLN-CR13", "--memory-budget", "200GB"], 3, "140.00 GiB"),
         ([QWEN3_8B, "--batch-size", "none"], 2, "batch_size='none' must be a whole number"),

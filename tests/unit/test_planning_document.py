@@ -42,9 +42,19 @@ def objects(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield every description of an object with fields in a schema."""
     if "properties" in schema:
         yield schema
-    for value in schema.values():
-        if isinstance(value, dict):
+    for key, value in schema.items():
+        # Conditions describe no object, but what fields of one have to do with each other.
+        if isinstance(value, dict) and key not in ("if", "then", "else"):
             yield from objects(value)
+
+
+def test_a_document_that_contradicts_itself_is_refused() -> None:
+    document = plan_document([model_plan()])
+    check(document)
+    for changes in ({"num_blocks": None}, {"fits": False}, {"num_requests": None}):
+        wrong = {**document, "plans": [{**document["plans"][0], **changes}]}
+        with pytest.raises(ValidationError):
+            check(wrong)
 
 
 # What must hold of the schema itself.

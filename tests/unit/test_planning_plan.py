@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -323,26 +324,54 @@ def test_where_not_even_the_weights_fit_the_answer_says_so_and_what_would_help()
     assert plan(config("Llama-3.1-70B"), npu="RBLN-CA25x16", max_seq_len=8192).fits
 
 
-def test_every_piece_of_advice_works_when_it_is_followed() -> None:
-    source = make_source(dtype="float32", max_position_embeddings=32_768)
-    asked: dict[str, Any] = {"batch_size": 64, "max_seq_len": 32_768, "num_blocks": None}
-    found = plan_source(source, "RBLN-CA25", "1GB", **asked)
-    texts = " / ".join(found.advice)
-    assert "lower batch_size to" in texts or "lower max_seq_len to" in texts
-    for line in found.advice:
-        words = line.split()
-        if line.startswith("raise memory_budget"):
-            assert plan_source(source, "RBLN-CA25", words[3], **asked).fits
-        elif line.startswith(("lower batch_size", "lower max_seq_len")):
-            assert plan_source(
-                source, "RBLN-CA25", "1GB", **{**asked, words[1]: int(words[3])}
-            ).fits
-        elif line.startswith("choose dtype"):
-            assert plan_source(source, "RBLN-CA25", "1GB", **asked, dtype="bfloat16").fits
-        elif line.startswith("compile for"):
-            assert plan_source(source, words[-1], "1GB", **asked).fits
+def follow(line: str, source: ModelSource, npu: str, budget: str, asked: dict[str, Any]) -> Plan:
+    """Return the plan for what a line of advice says to change."""
+    changed = dict(asked)
+    for part in line.split(", and "):
+        words = part.split()
+        if part.startswith("raise memory_budget to"):
+            budget = words[3]
+        elif part.startswith("write "):
+            budget = words[1].rstrip(":")
+        elif part.startswith(("lower batch_size", "lower max_seq_len", "lower num_blocks")):
+            changed[words[1]] = int(words[3].rstrip(","))
+        elif part.startswith("choose dtype"):
+            changed["dtype"] = "bfloat16"
+        elif " npu " in part:
+            npu = words[-1]
         else:
             pytest.fail(f"advice that this test does not know: {line}")
+    return plan_source(source, npu, budget, **changed)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    layers=LAYERS,
+    changes=st.sampled_from([{}, GEMMA, {"dtype": "float32"}]),
+    batch_size=REQUESTS,
+    length=st.sampled_from([1, 2, 64, 4096, 32_768]),
+    npu=st.sampled_from(["cpu:1GB", "cpu:2GB", "RBLN-CA25", "RBLN-CR13"]),
+    budget=st.sampled_from(["2%", "10%", "50%", "200MB", "600MB", "100%"]),
+    num_blocks=st.sampled_from([None, None, 3000, 40_000]),
+)
+def test_every_piece_of_advice_works_when_it_is_followed(
+    layers: dict[str, Any],
+    changes: dict[str, Any],
+    batch_size: int | None,
+    length: int,
+    npu: str,
+    budget: str,
+    num_blocks: int | None,
+) -> None:
+    source = make_source(**{**layers, **changes, "hidden_size": 2048, "vocab_size": 128_000})
+    asked = {"batch_size": batch_size, "max_seq_len": length, "num_blocks": num_blocks}
+    try:
+        found = plan_source(source, npu, budget, **asked)
+    except (BelowMinimum, InvalidOption):
+        assume(False)
+    assert not (found.fits and found.advice)
+    for line in found.advice:
+        assert follow(line, source, npu, budget, asked).fits, line
 
 
 def test_a_cpu_that_is_too_small_is_answered_with_one_that_is_not() -> None:
@@ -514,6 +543,51 @@ def test_a_context_that_nobody_knows_is_asked_for() -> None:
         plan_source(source, "RBLN-CA25", weight_bytes=GIB)
 
 
+def test_files_that_hold_no_weights_at_all_are_not_believed() -> None:
+    empty = WeightBytes(num_bytes=0, num_elements=0, source="headers")
+    known = make_source()
+    found = plan_source(make_source(empty), "RBLN-CA25", batch_size=1)
+    assert known.spec.num_parameters is not None
+    assert weight_term(found).num_bytes == 2 * known.spec.num_parameters
+
+
+def test_files_that_hold_another_amount_than_the_architecture_are_counted_and_it_is_said() -> None:
+    stored = WeightBytes(num_bytes=10**9, num_elements=None, source="index")
+    found = plan_source(make_source(stored), "RBLN-CA25", batch_size=1)
+    assert weight_term(found).num_bytes == 10**9
+    assert any("The files hold 953.67 MiB of weights" in note for note in found.notes)
+
+
+def test_a_plan_stops_at_a_number_of_requests_and_says_so() -> None:
+    found = plan_source(make_source(), "cpu:99999999TB", max_seq_len=1024)
+    assert found.batch_size == 2**20
+    assert "no further than 1,048,576 requests" in found.explanation
+    assert found.next_step is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"num_blocks": "many"},
+        {"weight_bytes": "1GB"},
+        {"weight_bytes": 1.5},
+        {"weight_bytes": True},
+        {"weight_bytes": 10**5000},
+        {"dtype": []},
+        {"npu": 5},
+        {"batch_size": 10**5000},
+        {"memory_budget": 10**5000},
+        {"memory_budget": -(10**5000)},
+        {"name": None},
+        {"name": ""},
+    ],
+    ids=lambda values: next(iter(values)),
+)
+def test_values_of_the_wrong_kind_are_usage_errors(values: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        plan(**{"name": config("Qwen3-8B"), "npu": "RBLN-CR13", **values})
+
+
 # Artifacts.
 
 
@@ -573,6 +647,32 @@ def test_the_command_for_devices_is_that_of_optimum_rbln() -> None:
         "--attn-impl flash_attn --kvcache-partition-len 16384 --memory-budget 0.8 "
         "--npu RBLN-CA25 --num-devices 4"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        ("--npu", "./--npu"),
+        ("-x", "./-x"),
+        ("a;rm b", "'a;rm b'"),
+        ("a\x1b[2Jb", r"$'a\x1b[2Jb'"),
+        ("a\nb", r"$'a\nb'"),
+        ("it's\n", r"$'it\'s\n'"),
+    ],
+)
+def test_a_name_in_a_command_is_only_ever_a_name(name: str, argument: str) -> None:
+    source = replace(make_source(), name=name)
+    found = plan_source(source, "cpu:8GB", batch_size=1, max_seq_len=2048)
+    line = found.commands[0].line
+    assert line.startswith(f"reblock compile {argument} --batch-size")
+    script = line.replace("reblock compile", "printf '%s|'", 1)
+    shown = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert shown.stdout.split("|")[0].removeprefix("./") == name
+
+
+def test_a_budget_in_bytes_is_written_as_optimum_rbln_reads_it() -> None:
+    found = plan_source(make_source(), "RBLN-CA25", "6.5GB", batch_size=4, max_seq_len=2048)
+    assert f"--memory-budget {13 * GIB // 2} " in found.commands[0].line
 
 
 def test_what_optimum_rbln_has_no_option_for_is_said_and_no_command_is_given() -> None:

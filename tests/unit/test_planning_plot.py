@@ -106,7 +106,7 @@ def test_check_plot_path_refuses_a_directory_that_is_not_there(tmp_path: Path) -
 
 def test_check_plot_path_refuses_a_directory_in_the_place_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "plan.svg").mkdir()
-    with pytest.raises(UsageError, match="is a directory"):
+    with pytest.raises(UsageError, match="is there, and is no file"):
         check_plot_path(str(tmp_path / "plan.svg"))
 
 

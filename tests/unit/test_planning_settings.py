@@ -109,7 +109,7 @@ def test_settings_that_do_not_go_together_are_refused(
         ({"max_seq_len": -1}, "max_seq_len=-1"),
         ({"dtype": "float8"}, "dtype='float8' is not known; choose one of float32"),
         ({"kv_dtype": "q4"}, "kv_dtype='q4' is not known"),
-        ({"weight_bytes": 0}, "less than one byte"),
+        ({"weight_bytes": 0}, "must be a whole number of bytes"),
     ],
 )
 def test_a_value_that_is_not_accepted_is_refused_at_once(

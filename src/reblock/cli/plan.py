@@ -264,6 +264,7 @@ def _plot(
     shared: SharedPlan | None,
 ) -> None:
     from reblock.planning.plot import write_plot
+    from reblock.planning.plot_parts import printable
     from reblock.planning.sweep import sweep_budgets
 
     sweeps = {}
@@ -273,4 +274,4 @@ def _plot(
             sweeps[plan.name, plan.target] = sweep_budgets(subject, settings, plan.target)
     write_plot(path, plans, [sweeps[plan.name, plan.target] for plan in plans], shared)
     # What is printed on stdout may be for another program.
-    tell(f"picture written to {path}")
+    tell(f"picture written to {printable(path)}")

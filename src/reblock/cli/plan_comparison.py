@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from reblock.cli.plan_tables import advice_text, commands_text, describe, devices, kept, notes_text
 from reblock.cli.tables import labelled, make_table, paragraph, render
 from reblock.planning.document import Refused
+from reblock.planning.plot_parts import printable
 from reblock.planning.result import Plan
 from reblock.units import format_gib
 
@@ -94,7 +95,7 @@ def _failure(outcome: Plan | Refused) -> str:
 def shared_report(shared: SharedPlan) -> str:
     """Return what each of several models or artifacts gets of a device that they share."""
     numbered = [(str(number), plan) for number, plan in enumerate(shared.plans, start=1)]
-    names = [(number, plan.name) for number, plan in numbered]
+    names = [(number, printable(plan.name)) for number, plan in numbered]
     about = [("devices", devices(shared.plans[0])), ("budget", _budget(shared))]
     sections = [
         labelled([*names, *about], whole=[number for number, _ in names]),

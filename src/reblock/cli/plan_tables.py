@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from reblock.cli.plan_bar import memory_bar
 from reblock.cli.tables import add_size, labelled, make_table, paragraph, render
+from reblock.planning.plot_parts import printable
 from reblock.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def advice_text(advice: tuple[str, ...]) -> str:
 def commands_text(commands: tuple[Command, ...], *, prefix: str = "") -> str:
     """Return commands, each alone on its line however long it is, so that it can be pasted."""
     return "\n\n".join(
-        f"{paragraph(prefix + command.text)}:\n\n  {command.line}" for command in commands
+        f"{paragraph(f'{prefix}{command.text}:')}\n\n  {command.line}" for command in commands
     )
 
 
@@ -68,7 +69,7 @@ def notes_text(notes: tuple[str, ...]) -> str:
 
 def describe(plan: Plan) -> list[tuple[str, str]]:
     """Return what holds of a model or an artifact on any device, its name first."""
-    rows: list[tuple[str, str]] = [(plan.kind, plan.name)]
+    rows: list[tuple[str, str]] = [(plan.kind, printable(plan.name))]
     if plan.module is not None:
         rows.append(("module", plan.module))
     parameters = ""

@@ -44,7 +44,9 @@ def render(*tables: Table) -> str:
     from rich.console import Console
 
     # Into a text first: rich would end the process itself where the reader of stdout is gone.
-    console = Console(file=StringIO(), width=WIDTH, markup=False, highlight=False)
+    console = Console(
+        file=StringIO(), width=WIDTH, markup=False, highlight=False, color_system=None
+    )
     with console.capture() as captured:
         for each in tables:
             console.print(each)

@@ -10,17 +10,17 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from reblock.budget import MemoryBudget
 from reblock.config import DTYPE_BYTES
 from reblock.devices import get_device
 from reblock.errors import BudgetAboveDevice, InvalidOption
-from reblock.planning.candidate import ModelSubject
+from reblock.planning.candidate import MAX_BATCH_SIZE, ModelSubject, check_count
 from reblock.planning.target import parse_target
 from reblock.units import GIB, format_bytes, format_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from reblock.budget import MemoryBudget
     from reblock.planning.answer import Answer
     from reblock.planning.candidate import Candidate
     from reblock.planning.result import NextStep
@@ -46,6 +46,8 @@ def explain(candidate: Candidate, found: Answer, step: NextStep | None, *, is_ch
             return "the cache of a request has a fixed size, so there is no count to choose"
         case "given":
             return f"the count was given; it needs {format_bytes(found.needed_bytes)}"
+        case "full_batch" if is_chosen:
+            return f"nothing here: a plan goes no further than {MAX_BATCH_SIZE:,} requests"
         case "full_batch":
             return f"the full batch: {_blocks(found.num_blocks)} can ever be used, and no more"
     more = "" if step is None else f", it needs {format_bytes(step.budget_bytes)}"
@@ -127,6 +129,8 @@ def _fits(subject: ModelSubject, batch_size: int, budget: MemoryBudget) -> bool:
         available = subject.target.device.available_bytes
         count = subject.settings.num_blocks
         candidate = subject.at(batch_size)
+        if count is not None:
+            check_count(candidate, count)
         return candidate.smallest_budget(count) <= budget.resolve(available)
     except (InvalidOption, BudgetAboveDevice):
         return False
@@ -156,7 +160,8 @@ def _shorter_requests(
 ) -> Iterator[str]:
     if subject.settings.num_blocks is not None:
         return
-    length = 1 << (candidate.max_seq_len - 1).bit_length() - 1
+    # The largest power of two below.
+    length = 1 << max(0, (candidate.max_seq_len - 1).bit_length() - 1)
     while length >= _SHORTEST:
         if _fits(subject.changed(max_seq_len=length), candidate.batch_size, budget):
             yield f"lower max_seq_len to {length}"
@@ -178,9 +183,15 @@ def _larger_cpu(subject: ModelSubject, candidate: Candidate, budget: MemoryBudge
     needed = candidate.smallest_budget(subject.settings.num_blocks)
     if not subject.target.is_cpu or needed <= device.available_bytes:
         return
+    is_share = isinstance(budget.amount, Fraction)
     share = budget.amount if isinstance(budget.amount, Fraction) else Fraction(1)
     gib = math.ceil((needed / share + device.reserve_bytes_per_chiplet) / GIB)
-    yield f"take a machine with {gib:,} GiB: npu cpu:{gib}GB"
+    # A budget in bytes stays what it is on any machine.
+    raised = budget if is_share else MemoryBudget(amount=needed, text=str(needed))
+    moved = ModelSubject.make(subject.source, subject.settings, parse_target(f"cpu:{gib}GB"))
+    if _fits(moved, candidate.batch_size, raised):
+        also = "" if is_share else f", and raise memory_budget to {needed}"
+        yield f"take a machine with {gib:,} GiB: npu cpu:{gib}GB{also}"
 
 
 def _more_devices(

@@ -163,11 +163,11 @@ def most_requests(subject: ModelSubject, budget_bytes: int) -> Candidate:
     if not fitting.is_full_within(budget_bytes):
         return fitting
     refused = 2
-    while refused <= MAX_BATCH_SIZE:
+    while fitting.batch_size < MAX_BATCH_SIZE:
         larger = subject.at(refused)
         if not larger.is_full_within(budget_bytes):
             break
-        fitting, refused = larger, refused * 2
+        fitting, refused = larger, min(refused * 2, MAX_BATCH_SIZE)
     while refused - fitting.batch_size > 1:
         middle = subject.at((fitting.batch_size + refused) // 2)
         if middle.is_full_within(budget_bytes):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from reblock.planning.obstacles import obstacles_for_rbln
 from reblock.planning.result import Command
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from reblock.artifact.reader import Artifact
     from reblock.budget import MemoryBudget
     from reblock.planning.candidate import Candidate, ModelSubject
@@ -39,9 +43,12 @@ def model_commands(
     }
     if is_count_asked:
         options["kvcache-num-blocks"] = num_blocks
-    else:
+    elif target.is_cpu or isinstance(budget.amount, Fraction):
         options["memory-budget"] = budget.text
-    name = subject.source.name
+    else:
+        # optimum-rbln reads no size with a point in it, and no GiB.
+        options["memory-budget"] = budget.amount
+    name = _as_argument(subject.source.name)
     if not target.is_cpu and _has_no_command(subject):
         return ()
     if target.is_cpu:
@@ -53,13 +60,16 @@ def model_commands(
     for option, value in options.items():
         if value is not None:
             words += [f"--{option}", str(value)]
-    text = "compile it" if target.is_cpu else "compile it where optimum-rbln is installed"
-    return (Command(text=text, line=shlex.join(words)),)
+    text = "compile it"
+    if not target.is_cpu:
+        kind = subject.model.spec.architecture or subject.model.spec.model_type
+        text = f"compile it where optimum-rbln is installed, if it has a class for {kind}"
+    return (Command(text=text, line=_join(words)),)
 
 
 def _has_no_command(subject: ModelSubject) -> bool:
     """Return whether optimum-rbln has no plain option for what was planned."""
-    return subject.settings.kv_dtype is not None or subject.source.kind == "gguf"
+    return bool(obstacles_for_rbln(subject.source, subject.settings))
 
 
 def artifact_commands(
@@ -79,7 +89,22 @@ def artifact_commands(
 
 
 def _reblock(command: str, artifact: Artifact, *arguments: str) -> str:
-    words = ["reblock", command, artifact.directory, *arguments]
+    words = ["reblock", command, _as_argument(artifact.directory), *arguments]
     if artifact.module is not None:
         words += ["--module", artifact.module]
-    return shlex.join(words)
+    return _join(words)
+
+
+def _as_argument(name: str) -> str:
+    """Return a name that no command line takes for an option."""
+    return f"./{name}" if name.startswith("-") else name
+
+
+def _join(words: Sequence[str]) -> str:
+    return " ".join(shlex.quote(word) if word.isprintable() else _escaped(word) for word in words)
+
+
+def _escaped(word: str) -> str:
+    """Return a word in the shell's own escapes, for what a terminal would obey or not show."""
+    escaped = word.encode("unicode_escape").decode("ascii").replace("'", "\\'")
+    return f"$'{escaped}'"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from reblock.config import DTYPE_BYTES
+
 if TYPE_CHECKING:
     from reblock.model_spec import ModelSpec
     from reblock.planning.settings import PlanSettings
@@ -40,6 +42,11 @@ def obstacles_for_rbln(source: ModelSource, settings: PlanSettings) -> tuple[str
     if settings.kv_dtype is not None:
         notes.append(
             f"optimum-rbln has no option for a cache of {settings.kv_dtype} alone; see its "
+            "quantization."
+        )
+    if settings.dtype is not None and DTYPE_BYTES[settings.dtype] == 1:
+        notes.append(
+            f"optimum-rbln has no option for weights of {settings.dtype} alone; see its "
             "quantization."
         )
     return tuple(notes)

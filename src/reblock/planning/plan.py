@@ -112,6 +112,8 @@ def open_subject(name: str, module: str | None = None) -> ModelSource | Artifact
         BadArtifact: The artifact is damaged.
         MissingDependency: It takes a package to read it, which is not installed.
     """
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"{name!r} is no name of a model or an artifact")
     if is_artifact(name):
         from reblock.artifact.reader import open_artifact
 
@@ -153,6 +155,8 @@ def _plan_model(subject: ModelSubject, budget: MemoryBudget) -> Plan:
         advice += advise_model(subject, candidate, budget)
     refused = obstacles(spec) if target.is_cpu else ()
     notes = list(subject.model.notes)
+    if subject.source.stored is None and subject.source.kind != "hub":
+        notes.append("No weights were found beside the configuration; compiling needs them.")
     if refused:
         notes.insert(0, f"reblock does not compile this model for the cpu: {', '.join(refused)}.")
     if not target.is_cpu:

@@ -37,7 +37,7 @@ def check_plot_path(path: str) -> None:
 
     Raises:
         InvalidOption: Its ending is none of `.svg`, `.png` and `.html`.
-        UsageError: Its directory is not there, or it is a directory itself.
+        UsageError: Its directory is not there, or it is there itself and no file.
         MissingDependency: matplotlib is not installed.
     """
     if _extension(path) not in _EXTENSIONS:
@@ -49,8 +49,8 @@ def check_plot_path(path: str) -> None:
     directory = os.path.dirname(path) or "."
     if not os.path.isdir(directory):
         raise UsageError(f"plot={path!r}: there is no directory {directory!r}; make it first")
-    if os.path.isdir(path):
-        raise UsageError(f"plot={path!r} is a directory; name a file")
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise UsageError(f"plot={path!r} is there, and is no file; name another one")
     if find_spec("matplotlib") is None:
         raise _missing()
 
@@ -71,6 +71,8 @@ def write_plot(
         EditFailed: The system refuses to write; what was there is unchanged.
     """
     check_plot_path(path)
+    # What a link leads to is replaced, and not the link.
+    path = os.path.realpath(path)
     try:
         from reblock.planning.plot_figure import draw_png, draw_svg
     except ImportError as error:

@@ -24,6 +24,7 @@ __all__ = ["PlanSettings", "resolve_shapes"]
 # optimum-rbln's: CR devices read longer pieces of a prompt at a time.
 _REBEL_CHUNK_SIZE, _ATOM_CHUNK_SIZE = 512, 128
 _CHUNK_STEP = 64
+_MAX_BYTES = 2**63 - 1
 _DTYPE_NAMES = {
     "fp32": "float32",
     "fp16": "float16",
@@ -73,12 +74,10 @@ class PlanSettings:
             if name is not None:
                 # The short names of other tools are read as well.
                 object.__setattr__(self, option, _dtype(option, name))
-        if self.weight_bytes is not None and self.weight_bytes < 1:
-            raise InvalidOption(
-                f"weight_bytes={self.weight_bytes} is less than one byte", option="weight_bytes"
-            )
+        if self.weight_bytes is not None:
+            _check_bytes(self.weight_bytes)
         if self.num_blocks is not None:
-            parse_block_count(self.num_blocks)
+            object.__setattr__(self, "num_blocks", parse_block_count(self.num_blocks))
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -182,8 +181,18 @@ def _check_partition(options: CompileOptions, target: Target, length: int) -> No
         )
 
 
-def _dtype(option: str, name: str) -> str:
-    known = _DTYPE_NAMES.get(name, name)
+def _check_bytes(value: object) -> None:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not is_whole or not 1 <= value <= _MAX_BYTES:  # type: ignore[operator]
+        shown = repr(value) if not isinstance(value, int) or abs(value) < _MAX_BYTES else "it"
+        raise InvalidOption(
+            f"weight_bytes={shown} must be a whole number of bytes, one at least",
+            option="weight_bytes",
+        )
+
+
+def _dtype(option: str, name: object) -> str:
+    known = _DTYPE_NAMES.get(name, name) if isinstance(name, str) else repr(name)
     if known not in DTYPE_BYTES:
         raise InvalidOption(
             f"{option}={name!r} is not known; choose one of {', '.join(DTYPE_BYTES)}", option=option

@@ -68,6 +68,8 @@ def share_device(
     budgets: Sequence[MemoryBudget],
 ) -> SharedPlan:
     """Return the shared plan of subjects that are open; `plan_together` says the rest."""
+    if not subjects:
+        raise UsageError("no model and no artifact is named; name two or more")
     if settings.num_blocks is not None:
         raise UsageError("num_blocks is for one model or artifact; leave it out")
     if settings.given and all(isinstance(subject, Artifact) for subject in subjects):

@@ -46,6 +46,8 @@ def parse_target(text: str) -> Target:
     >>> parse_target("RBLN-CA25x4").num_devices
     4
     """
+    if not isinstance(text, str):
+        raise InvalidOption(f"npu={text!r} is no name of a device", option="npu")
     name, num_devices = text.strip(), 1
     if several := _SEVERAL.fullmatch(name):
         name, num_devices = several[1], int(several[2])

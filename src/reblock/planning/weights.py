@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from reblock.config import DTYPE_BYTES
 from reblock.errors import UnsupportedModel
 from reblock.planning.result import Term
+from reblock.units import format_gib
 
 if TYPE_CHECKING:
     from reblock.model_spec import ModelSpec
@@ -59,9 +60,11 @@ def unnamed_dtype(spec: ModelSpec) -> str:
 
 def _as_stored(model: ModelSource) -> PlannedWeights:
     stored, spec = model.stored, model.spec
-    if stored is not None:
+    if stored is not None and stored.num_bytes:
         error = 0 if stored.is_exact else None
-        return _planned(stored.num_bytes, None, _STORED_IN[stored.source], error=error)
+        notes = _unlike_architecture(spec, stored.num_bytes)
+        text = _STORED_IN[stored.source]
+        return _planned(stored.num_bytes, None, text, error=error, notes=notes)
     dtype = spec.dtype if spec.dtype in DTYPE_BYTES else unnamed_dtype(spec)
     planned = _converted(model, dtype)
     if not spec.is_quantized:
@@ -95,6 +98,20 @@ def _converted(model: ModelSource, dtype: str) -> PlannedWeights:
         "weight_bytes, or name a directory that has them beside config.json",
         model=model.name,
     )
+
+
+def _unlike_architecture(spec: ModelSpec, stored_bytes: int) -> tuple[str, ...]:
+    """Return a note where the files hold another amount than the architecture would."""
+    if spec.num_parameters is None or spec.is_quantized or spec.dtype not in DTYPE_BYTES:
+        return ()
+    expected = spec.num_parameters * DTYPE_BYTES[spec.dtype]
+    if abs(expected - stored_bytes) * 100 <= _PERCENT_NOTED * expected:
+        return ()
+    note = (
+        f"The files hold {format_gib(stored_bytes)} of weights, and the language model in "
+        f"{spec.dtype} would be {format_gib(expected)}; the former is counted."
+    )
+    return (note,)
 
 
 def _difference(by_architecture: int, stored: int) -> list[str]:
