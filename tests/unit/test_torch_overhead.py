@@ -231,7 +231,7 @@ CALIBRATION = {
         shape={"batch": 4, "seq_len": 2048},
         counted=614.3,
         runtime=303.3,
-        served=(84.3, 107.4),
+        served=(18.4, 107.4),
     ),
     "mixtral, wide": Seen(
         model=WIDE_MIXTRAL,

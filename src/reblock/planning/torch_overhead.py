@@ -56,7 +56,7 @@ _NUM_NEW_KEYS = 2
 _HEAP_TENSOR_BYTES = 32 * MIB
 _HEAP_BYTES = 2 * _HEAP_TENSOR_BYTES
 # What experts compute is of three sizes, and pages fit into the gaps of none of them. The same
-# requests left from none to 55 MiB of gaps in one artifact, and 59 to 82 in one twice as deep.
+# requests left from none to 55 MiB of gaps in one artifact, and up to 82 in one twice as deep.
 _EXPERT_GAPS = 5
 
 _RUNTIME_ERROR_BYTES = 8 * MIB
