@@ -10,8 +10,8 @@ import pytest
 from fakes import (
     ByteTokenizer,
     FakeRunner,
+    FakeSampler,
     continue_alone,
-    make_greedy_sampler,
     make_limits,
 )
 from reblock.backends import loading
@@ -33,7 +33,7 @@ class FakeModel:
 
     def load(self, directory: str, num_threads: int | None) -> tuple[Engine, ByteTokenizer]:
         self.loaded.append((directory, num_threads))
-        return Engine(self.runner, make_sampler=make_greedy_sampler), ByteTokenizer()
+        return Engine(self.runner, sampler=FakeSampler()), ByteTokenizer()
 
 
 @pytest.fixture

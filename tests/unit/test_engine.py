@@ -14,8 +14,8 @@ import reblock
 from fakes import (
     VOCAB_SIZE,
     FakeRunner,
+    FakeSampler,
     continue_alone,
-    make_greedy_sampler,
     make_limits,
 )
 from reblock.engine import Engine, SamplingParams
@@ -23,7 +23,7 @@ from reblock.errors import RequestTooLarge, UsageError
 
 
 def make_engine(**changes: Any) -> Engine:
-    return Engine(FakeRunner(make_limits(**changes)), make_sampler=make_greedy_sampler)
+    return Engine(FakeRunner(make_limits(**changes)), sampler=FakeSampler())
 
 
 def params_of(max_new_tokens: int, *, ignore_eos: bool = False) -> SamplingParams:
@@ -115,7 +115,7 @@ def test_ignore_eos_goes_on_to_the_full_length() -> None:
 def test_eos_tokens_given_to_the_engine_replace_those_of_the_limits() -> None:
     alone = continue_alone([1, 2], 8)
     runner = FakeRunner(make_limits(eos_token_ids=(alone[0],)))
-    engine = Engine(runner, eos_token_ids=[alone[1]], make_sampler=make_greedy_sampler)
+    engine = Engine(runner, eos_token_ids=[alone[1]], sampler=FakeSampler())
     engine.add([1, 2], params_of(8))
     token_ids, _ = run_to_end(engine)
     assert list(token_ids.values()) == [alone[:2]]
@@ -123,7 +123,7 @@ def test_eos_tokens_given_to_the_engine_replace_those_of_the_limits() -> None:
 
 def test_a_request_of_one_token_takes_no_decoding() -> None:
     runner = FakeRunner(make_limits())
-    engine = Engine(runner, make_sampler=make_greedy_sampler)
+    engine = Engine(runner, sampler=FakeSampler())
     engine.add([1, 2], params_of(1))
     run_to_end(engine)
     assert runner.calls == [("prefill", 0)]
@@ -176,7 +176,7 @@ def test_a_step_without_work_does_nothing() -> None:
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 3, 4])
 def test_a_step_that_fails_can_be_repeated(num_steps: int) -> None:
     runner = FakeRunner(make_limits())
-    engine = Engine(runner, make_sampler=make_greedy_sampler)
+    engine = Engine(runner, sampler=FakeSampler())
     prompts = {engine.add(prompt, params_of(4)): prompt for prompt in ([1, 2, 3, 4], [5])}
     token_ids: dict[int, list[int]] = defaultdict(list)
     for _ in range(num_steps):
@@ -201,7 +201,7 @@ def test_generate_returns_the_answers_in_the_order_of_the_prompts() -> None:
 
 def test_generate_runs_nothing_when_one_prompt_is_refused() -> None:
     runner = FakeRunner(make_limits())
-    engine = Engine(runner, make_sampler=make_greedy_sampler)
+    engine = Engine(runner, sampler=FakeSampler())
     with pytest.raises(RequestTooLarge):
         engine.generate([[1], [2] * 16], params_of(4))
     assert runner.calls == []
@@ -211,7 +211,7 @@ def test_generate_runs_nothing_when_one_prompt_is_refused() -> None:
 
 def test_generate_frees_everything_when_the_runner_fails() -> None:
     runner = FakeRunner(make_limits())
-    engine = Engine(runner, make_sampler=make_greedy_sampler)
+    engine = Engine(runner, sampler=FakeSampler())
     runner.fail_next = True
     with pytest.raises(OSError, match="gone away"):
         engine.generate([[1], [2]], params_of(4))
