@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from reblock.artifact.reader import Artifact, open_artifact
     from reblock.artifact.resize import ResizePlan, apply_resize, plan_resize
     from reblock.budget import MemoryBudget, parse_budget
+    from reblock.engine import Engine
     from reblock.errors import ReblockError
     from reblock.sizing import Sizing, estimate
 
 __all__ = [
     "Artifact",
+    "Engine",
     "MemoryBudget",
     "ReblockError",
     "ResizePlan",
@@ -32,6 +34,7 @@ __all__ = [
 
 _HOMES = {
     "Artifact": "reblock.artifact.reader",
+    "Engine": "reblock.engine",
     "MemoryBudget": "reblock.budget",
     "ReblockError": "reblock.errors",
     "ResizePlan": "reblock.artifact.resize",
