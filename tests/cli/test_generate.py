@@ -27,7 +27,12 @@ class FakeModel:
     """Stands in for an artifact that was loaded, and remembers how it was asked for."""
 
     def __init__(self, **changes: Any) -> None:
-        sizes: dict[str, Any] = {"max_seq_len": 64, "num_blocks": 12, "max_batch": 4}
+        sizes: dict[str, Any] = {
+            "max_seq_len": 64,
+            "num_blocks": 12,
+            "max_batch": 4,
+            "prefill_chunk_size": 8,
+        }
         self.runner = FakeRunner(make_limits(**{**sizes, **changes}))
         self.loaded: list[tuple[str, int | None]] = []
 
@@ -61,7 +66,7 @@ def test_one_prompt_is_answered_on_stdout_and_the_numbers_go_to_stderr(
     out, err = capsys.readouterr()
     assert out == text_of(answer_to("<Hi>", 5)) + "\n"
     assert err.startswith("5 tokens in ")
-    assert "KV cache: 12 blocks of 4 tokens, 4.00 KiB" in err
+    assert "KV cache: 12 blocks of 4 tokens, 6.00 KiB" in err
     assert model.loaded == [("dir", None)]
 
 
@@ -144,7 +149,7 @@ def test_json_holds_everything_in_one_object(
         "most_running": 2,
         "kvcache_num_blocks": 12,
         "kvcache_block_size": 4,
-        "kv_bytes": 4096,
+        "kv_bytes": 6144,
     }
 
 

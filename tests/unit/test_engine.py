@@ -226,8 +226,9 @@ def test_generate_refuses_to_mix_with_other_requests() -> None:
         engine.generate([[1]], params_of(1))
 
 
-def test_integrity_check_finds_a_request_that_the_engine_forgot() -> None:
+def test_integrity_check_finds_a_request_that_the_engine_forgot(engines: list[Engine]) -> None:
     engine = make_engine()
+    engines.clear()
     request_id = engine.add([1], params_of(1))
     del engine._live[request_id]
     with pytest.raises(RuntimeError, match="has 0 requests but the scheduler 1"):
