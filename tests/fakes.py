@@ -57,6 +57,26 @@ def continue_alone(
     return context[len(prompt_ids) :]
 
 
+def answer_alone(
+    prompt_ids: list[int], params: SamplingParams, eos_token_ids: tuple[int, ...] = ()
+) -> list[int]:
+    """What a request is answered by the fake model and `FakeSampler` when nothing disturbs it."""
+    random, answer = Random(params.seed), []
+    while len(answer) < params.max_new_tokens:
+        context = [*prompt_ids, *answer]
+        token_id = next_token(context, context[-WINDOW:])
+        answer.append(_drawn(token_id, params, random))
+        if answer[-1] in eos_token_ids and not params.ignore_eos:
+            break
+    return answer
+
+
+def _drawn(token_id: int, params: SamplingParams, random: Random) -> int:
+    if params.temperature == 0:
+        return token_id
+    return (token_id + random.randrange(VOCAB_SIZE)) % VOCAB_SIZE
+
+
 class FakeRunner:
     """A `Runner` whose keys and values are the token ids themselves, with their positions.
 
@@ -177,9 +197,7 @@ class FakeSampler:
 
     def _choose(self, logits: list[float], state: tuple[SamplingParams, Random]) -> Choice:
         params, random = state
-        token_id = logits.index(max(logits))
-        if params.temperature > 0:
-            token_id = (token_id + random.randrange(VOCAB_SIZE)) % VOCAB_SIZE
+        token_id = _drawn(logits.index(max(logits)), params, random)
         if params.logprobs is None:
             return Choice(token_id=token_id)
         top = tuple((token_id + number, -1.0 - number) for number in range(params.logprobs))

@@ -147,11 +147,11 @@ class Scheduler:
                 f"nothing runs and {self._tables.pool.num_available} of {self.limits.num_blocks} "
                 f"blocks are free, yet request {self._waiting[0].request_id} was not admitted"
             )
-        self._prefilled_last = isinstance(work, PrefillWork)
         return work
 
     def advance(self, work: PrefillWork | DecodeWork) -> None:
-        """Note that the runner has stored the tokens of `work`."""
+        """Note that the runner has stored the tokens of `work`, so that it is another's turn."""
+        self._prefilled_last = isinstance(work, PrefillWork)
         if isinstance(work, PrefillWork):
             self._tables.advance(work.sequence, len(work.token_ids))
             return
