@@ -7,6 +7,7 @@ import json
 import os
 import re
 import select
+import struct
 import subprocess
 import sysconfig
 from dataclasses import dataclass
@@ -16,7 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["Mapping", "ServedMemory", "generate_watched", "mappings", "peak_rss_bytes", "pss_bytes"]
+__all__ = [
+    "Mapping",
+    "ServedMemory",
+    "generate_watched",
+    "mappings",
+    "peak_rss_bytes",
+    "pss_bytes",
+    "resident_at",
+]
 
 _SAMPLE_S = 0.2
 
@@ -50,6 +59,17 @@ def pss_bytes(pid: int) -> int:
     """Return the physical memory of a process, where a page counts in part if others share it."""
     with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
+
+
+def resident_at(pid: int, address: int, num_bytes: int) -> int:
+    """Return how many bytes of physical memory are behind some addresses of a process."""
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    first, end = address // page_bytes, -(-(address + num_bytes) // page_bytes)
+    with open(f"/proc/{pid}/pagemap", "rb") as file:
+        file.seek(first * 8)
+        entries = struct.unpack(f"{end - first}Q", file.read((end - first) * 8))
+    # See pagemap in the kernel's documentation: the highest bit is of a page that is present.
+    return page_bytes * sum(entry >> 63 for entry in entries)
 
 
 def mappings(pid: int) -> Iterator[Mapping]:

@@ -242,6 +242,16 @@ def test_reading_a_long_prompt_and_decoding_take_turns() -> None:
     assert kinds == [DecodeWork, PrefillWork, DecodeWork, PrefillWork, DecodeWork, PrefillWork]
 
 
+def test_work_that_was_not_done_is_asked_for_again() -> None:
+    scheduler = Scheduler(make_limits(prefill_chunk_size=2))
+    scheduler.add(make_sequence(1, 9, 0))
+    advance(scheduler)
+    scheduler.add(make_sequence(6, 2, 1))
+    for _ in range(6):
+        assert scheduler.schedule() == scheduler.schedule()
+        advance(scheduler)
+
+
 @pytest.mark.parametrize("num_prompts", [1, 5])
 def test_a_running_answer_waits_for_one_chunk_at_most_however_much_there_is_to_read(
     num_prompts: int,

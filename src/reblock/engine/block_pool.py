@@ -26,9 +26,7 @@ class BlockPool:
     `num_blocks`.
     """
 
-    def __init__(
-        self, num_blocks: int, *, on_evict: Callable[[int], None] | None = None
-    ) -> None:
+    def __init__(self, num_blocks: int, *, on_evict: Callable[[int], None] | None = None) -> None:
         """Start with all blocks free; `on_evict` is told of every kept block that is given up."""
         if num_blocks < 1:
             raise ValueError(f"a block pool needs at least one block, not {num_blocks!r}")
