@@ -363,6 +363,18 @@ def test_full_blocks_of_a_known_beginning_are_not_read_again(num_prompt: int, st
     assert (work.start, work.token_ids) == (start, list(range(start, num_prompt)))
 
 
+def test_the_end_of_a_known_beginning_is_evicted_before_the_rest_of_it() -> None:
+    scheduler = Scheduler(make_limits(num_blocks=4, prefill_chunk_size=12))
+    first, other = make_sequence(12, 1, 0), make_sequence(7, 1, 1)  # 3 blocks, then 2
+    add(scheduler, first, other)
+    assert finish(scheduler, first, other) == [0, 1]
+    again = make_sequence(12, 1, 2, first_token=0)
+    scheduler.add(again)
+    work = advance(scheduler)
+    assert isinstance(work, PrefillWork)
+    assert work.start == 8
+
+
 def test_requests_of_one_prompt_share_its_blocks_while_they_run() -> None:
     scheduler = Scheduler(make_limits(max_batch=4, prefill_chunk_size=12))
     sequences = [make_sequence(9, 3, number, first_token=0) for number in range(4)]
