@@ -34,8 +34,8 @@ Two commands do the same work. `optimum-rbln-cli` has the options that optimum-r
 `reblock` has subcommands. In both:
 
 * `--option value` and `--option=value` are alike.
-* Options are written out in full, stand in any order, and stand once (`--prompt` and
-  `--prompt-file` may stand several times). What is not known is an error, and never ignored.
+* Options are written out in full, stand in any order, and stand once (`--prompt`,
+  `--prompt-file` and `--stop` may stand several times). What is not known is an error, and never ignored.
 * What was asked for goes to standard output. Warnings, notes, progress and errors go to standard
   error.
 * An error leaves every artifact as it was. Once one is written, a failure to print that is a note, and

@@ -165,6 +165,19 @@ def test_the_token_that_ends_an_answer_is_counted_but_not_printed(
     assert result["finish_reason"] == "stop"
 
 
+def test_an_answer_ends_before_the_first_of_the_texts_to_stop_at(
+    model: FakeModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = text_of(answer_to("<Hi>", 30))
+    late = [letter for letter in text[3:] if letter.isascii() and letter.isalnum()]
+    arguments = ["generate", "dir", "--prompt=Hi", "--max-new-tokens=30", "--json"]
+    assert main([*arguments, f"--stop={late[1]}", f"--stop={late[0]}"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["text"] == text[: min(map(text.index, late[:2]))]
+    assert result["finish_reason"] == "stop"
+    assert len(result["token_ids"]) < 30
+
+
 @pytest.mark.parametrize(("num_blocks", "num_tokens"), [(12, 45), (3, 9), (99, 60)])
 def test_without_a_number_the_answer_is_as_long_as_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
@@ -207,6 +220,7 @@ def test_a_request_that_never_fits_exits_with_3_before_any_token(
         (["--prompt=a", "--max-new-tokens=0"], "max_new_tokens must be"),
         (["--prompt=a", "--temperature=nan"], "temperature must be"),
         (["--prompt=a", "--top-p=2"], "top_p must be"),
+        (["--prompt=a", "--stop="], "stop must be"),
         (["--prompt-file=/nowhere/at/all"], "cannot read the prompt file '/nowhere/at/all'"),
     ],
 )

@@ -159,15 +159,15 @@ def test_a_request_takes_the_blocks_of_its_prompt_and_others_as_its_tokens_come(
 
 @pytest.mark.parametrize(
     ("num_blocks", "num_running"),
-    # Prompts of one block, and each may need another: two for the first, and for the second
-    # its own and one to spare for either.
-    [(3, 1), (4, 2), (5, 2)],
+    # The first has two blocks by then and may need a third. The second needs one at once, and
+    # one to spare for either.
+    [(4, 1), (5, 2), (6, 2)],
 )
 def test_a_request_is_admitted_only_where_a_block_is_left_for_all_that_may_need_one(
     num_blocks: int, num_running: int
 ) -> None:
     scheduler = Scheduler(make_limits(num_blocks=num_blocks, prefill_chunk_size=4))
-    add(scheduler, make_sequence(4, 5, 0), make_sequence(4, 5, 1))
+    add(scheduler, make_sequence(4, 9, 0), make_sequence(4, 9, 1))
     for _ in range(3):
         advance(scheduler)
     assert scheduler.num_running == num_running

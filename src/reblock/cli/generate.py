@@ -58,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_sampling_arguments(parser)
     parser.add_argument(
+        "--stop",
+        metavar="TEXT",
+        action="append",
+        help="a text that ends an answer and is left out of it; may be given several times",
+    )
+    parser.add_argument(
         "--threads",
         metavar="N",
         action=Once,
@@ -174,7 +180,7 @@ def _sampling_params(args: argparse.Namespace) -> SamplingParams:
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
     max_new_tokens = 1 if args.max_new_tokens is None else args.max_new_tokens
-    params = SamplingParams(max_new_tokens=max_new_tokens, **given)
+    params = SamplingParams(max_new_tokens=max_new_tokens, stop=tuple(args.stop or ()), **given)
     idle = [name for name in ("top_k", "top_p", "min_p", "seed") if name in given]
     if params.temperature == 0 and idle:
         options = ", ".join("--" + name.replace("_", "-") for name in idle)
