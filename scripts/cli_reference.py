@@ -34,8 +34,9 @@ Two commands do the same work. `optimum-rbln-cli` has the options that optimum-r
 `reblock` has subcommands. In both:
 
 * `--option value` and `--option=value` are alike.
-* Options are written out in full, stand in any order, and stand once (`--prompt`,
-  `--prompt-file` and `--stop` may stand several times). What is not known is an error, and never ignored.
+* Options are written out in full, stand in any order, and stand once (`--prompt`, `--prompt-file`
+  and `--stop` of `generate`, and `--npu` and `--memory-budget` of `plan`, may stand several times).
+  What is not known is an error, and never ignored.
 * What was asked for goes to standard output. Warnings, notes, progress and errors go to standard
   error.
 * An error leaves every artifact as it was. Once one is written, a failure to print that is a note, and
@@ -149,7 +150,7 @@ def name_of(action: argparse.Action) -> str:
     """Return an argument as it is typed."""
     metavar = action.metavar if isinstance(action.metavar, str) else action.dest
     if not action.option_strings:
-        return f"[{metavar}]" if action.nargs == "?" else metavar
+        return {"?": f"[{metavar}]", "+": f"{metavar} ..."}.get(str(action.nargs), metavar)
     option = action.option_strings[0]
     return option if action.nargs == 0 else f"{option} {metavar}"
 

@@ -14,21 +14,28 @@ if TYPE_CHECKING:
     from reblock.budget import MemoryBudget, parse_budget
     from reblock.engine import Engine
     from reblock.errors import ReblockError
+    from reblock.planning.plan import plan
+    from reblock.planning.result import Plan, SharedPlan
+    from reblock.planning.share import plan_together
     from reblock.sizing import Sizing, estimate
 
 __all__ = [
     "Artifact",
     "Engine",
     "MemoryBudget",
+    "Plan",
     "ReblockError",
     "ResizePlan",
+    "SharedPlan",
     "Sizing",
     "__version__",
     "apply_resize",
     "estimate",
     "open_artifact",
     "parse_budget",
+    "plan",
     "plan_resize",
+    "plan_together",
     "read_num_blocks",
 ]
 
@@ -36,14 +43,18 @@ _HOMES = {
     "Artifact": "reblock.artifact.reader",
     "Engine": "reblock.engine",
     "MemoryBudget": "reblock.budget",
+    "Plan": "reblock.planning.result",
     "ReblockError": "reblock.errors",
     "ResizePlan": "reblock.artifact.resize",
+    "SharedPlan": "reblock.planning.result",
     "Sizing": "reblock.sizing",
     "apply_resize": "reblock.artifact.resize",
     "estimate": "reblock.sizing",
     "open_artifact": "reblock.artifact.reader",
     "parse_budget": "reblock.budget",
+    "plan": "reblock.planning.plan",
     "plan_resize": "reblock.artifact.resize",
+    "plan_together": "reblock.planning.share",
     "read_num_blocks": "reblock.artifact.count",
 }
 

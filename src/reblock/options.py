@@ -178,7 +178,7 @@ class CompileOptions:
             InvalidOption: The values do not go together or with the model.
             BelowMinimum: `kvcache_num_blocks` is less than the programs need.
         """
-        max_seq_len = self._resolve_max_seq_len(max_position_embeddings)
+        max_seq_len = self.resolve_max_seq_len(max_position_embeddings)
         attn_impl, block_size = self._resolve_attention(max_seq_len)
         if self.prefill_chunk_size is not None and self.prefill_chunk_size > max_seq_len:
             raise InvalidOption(
@@ -212,7 +212,12 @@ class CompileOptions:
             )
         return resolved
 
-    def _resolve_max_seq_len(self, max_position_embeddings: int | None) -> int:
+    def resolve_max_seq_len(self, max_position_embeddings: int | None) -> int:
+        """Return the longest sequence: what was asked for, else what the model was made for.
+
+        Raises:
+            InvalidOption: It is not said, or more than the model was made for.
+        """
         max_seq_len = self.max_seq_len or max_position_embeddings
         if max_seq_len is None:
             raise InvalidOption(

@@ -21,6 +21,8 @@ CORE = [
     "memory",
     "model_spec",
     "options",
+    "planning",
+    "planning.target",
     "sizing",
     "units",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reblock.errors import CorruptArtifact, UnsupportedModel
-from reblock.model_spec import ModelSpec, WeightBytes, parse_model_config, read_weight_bytes
+from reblock.model_spec import ModelSpec, parse_model_config
+from reblock.model_spec.families import UNCHECKED
+from small_configs import SMALL_CONFIGS, SmallConfig
 
 CONFIGS = Path(__file__).parents[1] / "data" / "model_configs"
 BF16 = 2
@@ -31,7 +32,7 @@ class Model:
     windowed: int
     window: int | None
     state: int
-    parameters: int | None
+    parameters: int
 
 
 # Layers * KV heads * (key + value). The parameters are the published ones wherever the publisher
@@ -51,18 +52,20 @@ MODELS = [
     Model("DeepSeek-V3.1", 61, 61 * 1 * (576 + 0), 0, None, 0, 671_026_404_352),
     Model("falcon-40b", 60, 60 * 8 * (64 + 64), 0, None, 0, 41_303_293_952),
     Model("falcon-7b", 32, 32 * 1 * (64 + 64), 0, None, 0, 6_921_720_704),
-    Model("Falcon-H1-7B-Instruct", 44, 44 * 2 * (128 + 128), 0, None, 44 * 800_768, None),
+    Model("Falcon-H1-7B-Instruct", 44, 44 * 2 * (128 + 128), 0, None, 44 * 800_768, 7_585_513_568),
     Model("gemma-2-9b", 42, 21 * 8 * (256 + 256), 21 * 8 * (256 + 256), 4096, 0, 9_241_705_984),
     Model("gemma-3-1b-it", 26, 4 * 1 * (256 + 256), 22 * 1 * (256 + 256), 512, 0, 999_885_952),
     Model(
         "gemma-3-27b-it", 62, 10 * 16 * (128 + 128), 52 * 16 * (128 + 128), 1024, 0, 27_009_346_304
     ),
     Model("gemma-3-4b-it", 34, 5 * 4 * (256 + 256), 29 * 4 * (256 + 256), 1024, 0, 3_880_263_168),
-    Model("gemma-3n-E4B-it", 35, 4 * 2 * (256 + 256), 16 * 2 * (256 + 256), 512, 0, None),
-    Model("gemma-4-12B-it", 48, 8 * 1 * (512 + 512), 40 * 8 * (256 + 256), 1024, 0, None),
-    Model("gemma-4-31B-it", 60, 10 * 4 * (512 + 512), 50 * 16 * (256 + 256), 1024, 0, None),
+    Model("gemma-3n-E4B-it", 35, 4 * 2 * (256 + 256), 16 * 2 * (256 + 256), 512, 0, 6_835_235_568),
+    Model("gemma-4-12B-it", 48, 8 * 1 * (512 + 512), 40 * 8 * (256 + 256), 1024, 0, 11_907_350_272),
+    Model(
+        "gemma-4-31B-it", 60, 10 * 4 * (512 + 512), 50 * 16 * (256 + 256), 1024, 0, 30_697_345_280
+    ),
     Model("GLM-4.5", 92, 92 * 8 * (128 + 128), 0, None, 0, 352_797_814_784),
-    Model("GLM-5", 78, 78 * 1 * (576 + 0) + 78 * 128, 0, None, 0, None),
+    Model("GLM-5", 78, 78 * 1 * (576 + 0) + 78 * 128, 0, None, 0, 743_911_199_232),
     Model("gpt-oss-120b", 36, 18 * 8 * (64 + 64), 18 * 8 * (64 + 64), 128, 0, 116_829_156_672),
     Model("gpt-oss-20b", 24, 12 * 8 * (64 + 64), 12 * 8 * (64 + 64), 128, 0, 20_914_757_184),
     Model("gpt2", 12, 12 * 12 * (64 + 64), 0, None, 0, 124_439_808),
@@ -70,8 +73,10 @@ MODELS = [
     Model("granite-4.0-h-small", 40, 4 * 8 * (128 + 128), 0, None, 36 * 1_082_368, 32_207_337_984),
     Model("Jamba-v0.1", 32, 4 * 8 * (128 + 128), 0, None, 28 * 163_840, 51_570_323_328),
     Model("Kimi-K2-Instruct", 61, 61 * 1 * (576 + 0), 0, None, 0, 1_026_408_209_408),
-    Model("Kimi-Linear-48B-A3B-Instruct", 27, 7 * 1 * (576 + 0), 0, None, 20 * 573_440, None),
-    Model("LFM2-1.2B", 16, 6 * 8 * (64 + 64), 0, None, 10 * 6_144, None),
+    Model(
+        "Kimi-Linear-48B-A3B-Instruct", 27, 7 * 1 * (576 + 0), 0, None, 20 * 573_440, 49_122_675_072
+    ),
+    Model("LFM2-1.2B", 16, 6 * 8 * (64 + 64), 0, None, 10 * 6_144, 1_170_340_608),
     Model("Llama-2-7b-hf", 32, 32 * 32 * (128 + 128), 0, None, 0, 6_738_415_616),
     Model("Llama-3.1-70B", 80, 80 * 8 * (128 + 128), 0, None, 0, 70_553_706_496),
     Model("Llama-3.1-8B", 32, 32 * 8 * (128 + 128), 0, None, 0, 8_030_261_248),
@@ -87,11 +92,19 @@ MODELS = [
     Model("mamba-130m-hf", 24, 0, 0, None, 24 * 30_720, 129_135_360),
     Model("Mamba-Codestral-7B-v0.1", 64, 0, 0, None, 64 * 1_089_536, 7_285_403_648),
     Model("MiniMax-M2", 62, 62 * 8 * (128 + 128), 0, None, 0, 228_689_748_992),
-    Model("MiniMax-Text-01", 80, 10 * 8 * (128 + 128), 0, None, 70 * 1_048_576, None),
+    Model("MiniMax-Text-01", 80, 10 * 8 * (128 + 128), 0, None, 70 * 1_048_576, 456_089_655_296),
     Model("Mistral-7B-v0.1", 32, 0, 32 * 8 * (128 + 128), 4096, 0, 7_241_732_096),
     Model("Mistral-7B-v0.3", 32, 32 * 8 * (128 + 128), 0, None, 0, 7_248_023_552),
     Model("Mixtral-8x7B-v0.1", 32, 32 * 8 * (128 + 128), 0, None, 0, 46_702_792_704),
-    Model("NVIDIA-Nemotron-3-Nano-30B-A3B", 52, 6 * 2 * (128 + 128), 0, None, 23 * 548_864, None),
+    Model(
+        "NVIDIA-Nemotron-3-Nano-30B-A3B",
+        52,
+        6 * 2 * (128 + 128),
+        0,
+        None,
+        23 * 548_864,
+        31_577_937_344,
+    ),
     Model("OLMo-2-1124-7B", 32, 32 * 32 * (128 + 128), 0, None, 0, 7_298_617_344),
     Model(
         "Olmo-3-1025-7B", 32, 8 * 32 * (128 + 128), 24 * 32 * (128 + 128), 4096, 0, 7_298_011_136
@@ -118,7 +131,7 @@ MODELS = [
         79_674_391_296,
     ),
     Model("Qwen3.5-27B", 64, 16 * 4 * (256 + 256), 0, None, 48 * 827_392, 26_895_998_464),
-    Model("recurrentgemma-2b", 26, 0, 8 * 1 * (256 + 256), 2048, 18 * 10_240, None),
+    Model("recurrentgemma-2b", 26, 0, 8 * 1 * (256 + 256), 2048, 18 * 10_240, 2_682_862_080),
     Model("SmolLM2-135M", 30, 30 * 3 * (64 + 64), 0, None, 0, 134_515_008),
     Model("SmolLM3-3B", 36, 36 * 4 * (128 + 128), 0, None, 0, 3_075_098_624),
     Model("starcoder", 40, 40 * 1 * (128 + 128), 0, None, 0, 15_517_456_384),
@@ -496,6 +509,137 @@ def test_parameters_are_not_guessed_where_a_model_is_unlike_its_family(
     assert llama(**values).num_parameters is None
 
 
+@pytest.mark.parametrize("small", SMALL_CONFIGS, ids=str)
+def test_parameters_of_small_models_are_counted(small: SmallConfig) -> None:
+    spec = parse(model_type=small.model_type, **small.values)
+    assert spec.num_parameters == small.parameters
+
+
+# Of model types that transformers does not have: their files, and what their publishers count.
+SEVEN_B = {
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "intermediate_size": 11008,
+}
+UNCONFIRMED: dict[str, tuple[dict[str, Any], float]] = {
+    "baichuan": (SEVEN_B | {"vocab_size": 64000}, 7.00e9),
+    "chatglm": (
+        {
+            "add_qkv_bias": True,
+            "ffn_hidden_size": 13696,
+            "hidden_size": 4096,
+            "kv_channels": 128,
+            "multi_query_attention": True,
+            "multi_query_group_num": 2,
+            "num_attention_heads": 32,
+            "num_layers": 28,
+            "padded_vocab_size": 65024,
+        },
+        6.243e9,
+    ),
+    "deepseek": (
+        {
+            "first_k_dense_replace": 1,
+            "hidden_size": 2048,
+            "intermediate_size": 10944,
+            "moe_intermediate_size": 1408,
+            "moe_layer_freq": 1,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 28,
+            "vocab_size": 102400,
+        },
+        16.38e9,
+    ),
+    "internlm": (SEVEN_B | {"bias": True, "vocab_size": 103168}, 7.32e9),
+    "internlm2": (
+        SEVEN_B
+        | {
+            "bias": False,
+            "intermediate_size": 14336,
+            "num_key_value_heads": 8,
+            "vocab_size": 92544,
+        },
+        7.74e9,
+    ),
+    "minimax_text_01": (
+        json.loads((CONFIGS / "MiniMax-Text-01" / "config.json").read_text()),
+        456e9,
+    ),
+    "qwen": (SEVEN_B | {"intermediate_size": 22016, "vocab_size": 151936}, 7.721e9),
+}
+
+
+@pytest.mark.parametrize("model_type", UNCONFIRMED)
+def test_parameters_that_transformers_cannot_confirm_are_as_published_and_said_to_be_unchecked(
+    model_type: str,
+) -> None:
+    values, published = UNCONFIRMED[model_type]
+    spec = parse(**(values | {"model_type": model_type}))
+    assert spec.num_parameters == pytest.approx(published, rel=0.001)
+    assert any("not checked against transformers" in note for note in spec.notes)
+
+
+def test_every_model_type_that_is_said_to_be_unchecked_has_a_published_size_here() -> None:
+    assert set(UNCONFIRMED) == UNCHECKED
+
+
+def test_parameters_that_transformers_confirms_have_no_such_note() -> None:
+    assert not any("not checked" in note for note in llama().notes)
+
+
+def test_layers_that_attend_to_images_are_counted_with_their_norms_and_gates() -> None:
+    values = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    without = llama(model_type="mllama_text_model", **values).num_parameters
+    spec = llama(model_type="mllama_text_model", **values, cross_attention_layers=[1, 3])
+    assert without is not None
+    assert spec.num_parameters == without + 2 * (2 * 16 + 2)
+
+
+def test_experts_are_in_the_layers_that_a_list_names() -> None:
+    base = {
+        "model_type": "mimo_v2_flash",
+        "num_hidden_layers": 4,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 4,
+        "n_shared_experts": None,
+        "vocab_size": 100,
+    }
+    one = parse(**base, moe_layer_freq=[0, 0, 0, 1]).num_parameters
+    two = parse(**base, moe_layer_freq=[0, 1, 0, 1]).num_parameters
+    assert one is not None
+    assert two == one + 4 * 64 + 4 * 3 * 64 * 32 - 3 * 64 * 96
+    with pytest.raises(CorruptArtifact, match="moe_layer_freq"):
+        parse(**base, moe_layer_freq=[0, 1])
+
+
+def test_widths_of_feed_forward_parts_can_be_a_list_with_an_entry_for_every_layer() -> None:
+    wide = llama(intermediate_size=[100, 100, 100, 101]).num_parameters
+    assert wide == (llama(intermediate_size=100).num_parameters or 0) + 3 * 512
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values"),
+    [
+        ("opt", {"enable_bias": False}),
+        ("opt", {"do_layer_norm_before": False}),
+        ("stablelm", {"use_parallel_residual": True}),
+        ("llama", {"cross_attention_layers": [1]}),
+        ("llama", {"kv_lora_rank": 8, "qk_rope_head_dim": 4}),
+        ("deepseek_v32", {"index_n_heads": None}),
+    ],
+)
+def test_parameters_are_not_counted_where_a_part_is_unusual_or_not_said(
+    model_type: str, values: dict[str, Any]
+) -> None:
+    assert llama(model_type=model_type, **values).num_parameters is None
+
+
 @pytest.mark.parametrize(
     ("model_type", "values", "more"),
     [
@@ -856,13 +1000,30 @@ def test_text_that_is_no_configuration_is_refused(text: str | bytes) -> None:
                 "block_configs",
                 "mamba_d_state",
                 "vocab_size",
+                "intermediate_size",
+                "moe_layer_freq",
+                "num_experts",
+                "block_ffn_dim_multiplier",
+                "cross_attention_layers",
             ]
         ),
         st.one_of(
             st.none(),
             st.booleans(),
             st.integers(-2, 5),
-            st.sampled_from(["llama", "gemma3", "qwen3_next", "mamba2", "falcon", "x"]),
+            st.sampled_from(
+                [
+                    "llama",
+                    "gemma3",
+                    "gemma4",
+                    "lfm2",
+                    "mllama",
+                    "qwen3_next",
+                    "mamba2",
+                    "falcon",
+                    "x",
+                ]
+            ),
             st.lists(st.sampled_from(["full_attention", "sliding_attention", 3]), max_size=3),
             st.dictionaries(st.sampled_from(["model_type", "head_dim"]), st.integers(0, 3)),
         ),
@@ -874,59 +1035,3 @@ def test_whatever_a_file_says_it_is_read_or_refused(values: dict[str, Any]) -> N
     except (CorruptArtifact, UnsupportedModel):
         return
     assert spec.cache_bytes(10, BF16) >= 0
-
-
-# --- weights
-
-
-def safetensors(path: Path, num_bytes: int) -> None:
-    header = json.dumps({"w": {"dtype": "U8", "shape": [num_bytes], "data_offsets": [0, 1]}})
-    path.write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(num_bytes))
-
-
-def test_weights_are_what_the_index_states(tmp_path: Path) -> None:
-    index = {"metadata": {"total_size": 16_060_522_496}, "weight_map": {"a": "b"}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
-    assert read_weight_bytes(str(tmp_path)) == WeightBytes(num_bytes=16_060_522_496, source="index")
-
-
-def test_total_behind_a_long_list_of_weights_is_found(tmp_path: Path) -> None:
-    names = {f"model.layers.{i}.weight": "model-00001-of-00002.safetensors" for i in range(9_000)}
-    index = {"weight_map": names, "metadata": {"total_parameters": 3, "total_size": 12}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert read_weight_bytes(str(tmp_path)) == WeightBytes(num_bytes=12, source="index")
-
-
-def test_weights_without_an_index_are_what_lies_behind_the_headers(tmp_path: Path) -> None:
-    safetensors(tmp_path / "model-00001-of-00002.safetensors", 1_000)
-    safetensors(tmp_path / "model-00002-of-00002.safetensors", 24)
-    # Copies of the same weights, in one file and in the publisher's own format.
-    safetensors(tmp_path / "model.safetensors", 1_024)
-    safetensors(tmp_path / "consolidated.safetensors", 1_024)
-    assert read_weight_bytes(str(tmp_path)) == WeightBytes(num_bytes=1_024, source="headers")
-
-
-def test_index_without_a_total_leaves_it_to_the_headers(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text('{"metadata": {}, "weight_map": {}}')
-    safetensors(tmp_path / "model-00001-of-00001.safetensors", 7)
-    assert read_weight_bytes(str(tmp_path)) == WeightBytes(num_bytes=7, source="headers")
-
-
-def test_pickled_weights_are_the_size_of_their_files_and_said_to_be(tmp_path: Path) -> None:
-    (tmp_path / "pytorch_model.bin").write_bytes(bytes(100))
-    (tmp_path / "training_args.bin").write_bytes(bytes(100))
-    weights = read_weight_bytes(str(tmp_path))
-    assert weights == WeightBytes(num_bytes=100, source="bin")
-    assert not weights.is_exact
-
-
-def test_directory_without_weights_has_none(tmp_path: Path) -> None:
-    assert read_weight_bytes(str(tmp_path)) is None
-    assert read_weight_bytes(str(tmp_path / "absent")) is None
-
-
-@pytest.mark.parametrize("content", [b"", b"1234", struct.pack("<Q", 2**40) + b"{}"])
-def test_file_that_is_cut_off_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(CorruptArtifact, match="safetensors file"):
-        read_weight_bytes(str(tmp_path))

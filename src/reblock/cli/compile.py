@@ -31,7 +31,7 @@ _HELP = {
     "decoder_batch_sizes": ("N,...", "batch sizes to compile decoders for (default: batch_size)"),
     "memory_budget": (
         "BUDGET",
-        "memory that weights, workspace and KV cache may take: 0.8, 80%%, 10GB (default: all)",
+        "for weights, workspace and KV cache: 0.8 of what is available, 80%%, 10GB (default: all)",
     ),
     "npu": ("NAME", "device to compile for (default: cpu)"),
 }

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import asdict, dataclass
-from io import StringIO
 from typing import TYPE_CHECKING
 
 from reblock.artifact.previous import read_previous
 from reblock.artifact.reader import Artifact, open_artifact, read_config
 from reblock.cli.parser import add_directory, add_json, add_module
 from reblock.cli.streams import tell
+from reblock.cli.tables import add_size, make_table, render
 from reblock.config import DTYPE_BYTES
 from reblock.errors import BadArtifact, DoesNotFit, MissingDependency, NoPreviousCount
 from reblock.sizing import capacity, chiplet_uses, estimate
@@ -22,13 +21,10 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
-    from rich.box import Box
     from rich.table import Table
 
     from reblock.config import CacheMeta
     from reblock.sizing import Capacity, ChipletUse
-
-_WIDTH = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,40 +200,10 @@ def _capacity(artifact: Artifact) -> Capacity:
 
 
 def _print_tables(report: Report) -> None:
-    from rich.console import Console
-
-    # Into a text first: rich would end the process itself where the reader of stdout is gone.
-    # Paths and names are shown as they are: no markup in them is obeyed.
-    console = Console(file=StringIO(), width=_WIDTH, markup=False, highlight=False)
-    with console.capture() as captured:
-        console.print(_overview(report))
-        console.print(_cache_table(report.caches))
-        if report.memory is not None:
-            console.print(_memory_table(report.artifact, report.memory))
-        console.print(_block_table(report))
-    print("\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()))
-
-
-def _table(title: str, *columns: str) -> Table:
-    """Return a table whose first column is text and whose others are numbers."""
-    from rich.table import Table
-
-    table = Table(
-        title=title, title_justify="left", box=_box(), show_header=any(columns), pad_edge=False
-    )
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", overflow="fold")
-    return table
-
-
-def _box() -> Box:
-    from rich.box import SIMPLE_HEAD, Box
-
-    try:
-        "\N{BOX DRAWINGS LIGHT HORIZONTAL}".encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return Box(str(SIMPLE_HEAD).replace("\N{BOX DRAWINGS LIGHT HORIZONTAL}", "-"), ascii=True)
-    return SIMPLE_HEAD
+    tables = [_overview(report), _cache_table(report.caches)]
+    if report.memory is not None:
+        tables.append(_memory_table(report.artifact, report.memory))
+    print(render(*tables, _block_table(report)))
 
 
 def _overview(report: Report) -> Table:
@@ -268,7 +234,7 @@ def _overview(report: Report) -> Table:
 
 
 def _cache_table(groups: Iterable[CacheGroup]) -> Table:
-    table = _table("\nKV cache", "layers", "number", "tensors", "one block", "blocks", "bytes")
+    table = make_table("\nKV cache", "layers", "number", "tensors", "one block", "blocks", "bytes")
     for group in groups:
         shape = " x ".join(map(str, group.block_shape))
         blocks = f"{group.num_blocks:,}" if group.is_resizable else f"{group.num_blocks:,} fixed"
@@ -288,31 +254,26 @@ def _memory_table(artifact: Artifact, memory: MemoryReport) -> Table:
     where = ""
     if num_chiplets > 1:
         where = f" of node {use.node}, chiplet {use.chiplet}, the tightest of {num_chiplets}"
-    table = _table(f"\nMemory{where}", "", "", "bytes")
-    _add_size(table, "available", use.budget_bytes)
+    table = make_table(f"\nMemory{where}", "", "", "bytes")
+    add_size(table, "available", use.budget_bytes)
     for term, num_bytes in use.static_bytes.items():
-        _add_size(table, f"- {term}", num_bytes)
-    _add_size(table, "- fixed KV cache", use.fixed_cache_bytes)
+        add_size(table, f"- {term}", num_bytes)
+    add_size(table, "- fixed KV cache", use.fixed_cache_bytes)
     num_blocks = artifact.config.kvcache_num_blocks
     per_block = format_gib(use.bytes_per_block)
-    _add_size(
+    add_size(
         table,
         f"- resizable KV cache, {num_blocks:,} blocks of {per_block}",
         use.resizable_cache_bytes,
     )
-    _add_size(table, "- alignment", use.alignment_bytes)
-    _add_size(table, "= free", use.free_bytes)
+    add_size(table, "- alignment", use.alignment_bytes)
+    add_size(table, "= free", use.free_bytes)
     return table
-
-
-def _add_size(table: Table, name: str, num_bytes: int) -> None:
-    size = format_gib(num_bytes) if num_bytes >= 0 else f"-{format_gib(-num_bytes)}"
-    table.add_row(name, size, f"{num_bytes:,}")
 
 
 def _block_table(report: Report) -> Table:
     artifact, holds = report.artifact, _capacity(report.artifact)
-    table = _table("\nBlocks", "", "")
+    table = make_table("\nBlocks", "", "")
     table.add_row("now", f"{artifact.config.kvcache_num_blocks:,}")
     previous = report.num_previous_blocks
     if previous is not None:

@@ -25,6 +25,7 @@ COMMANDS = {
     "set": "change the block count, by a number or a memory budget",
     "inspect": "show what an artifact holds and where its memory goes",
     "verify": "check a whole artifact, checksums included",
+    "plan": "show how many blocks and requests would fit, before or after compiling",
     "compile": "compile a model into an artifact",
     "generate": "generate text with an artifact",
 }

@@ -126,7 +126,7 @@ def parse_model_config(text: str | bytes, *, path: str) -> ModelSpec:
         layers=layers,
         num_parameters=_num_parameters(fields, is_part=_has_parts(whole)),
         hidden_size=_width(fields, "hidden_size"),
-        intermediate_size=_width(fields, "intermediate_size"),
+        intermediate_size=_intermediate_size(fields),
         num_attention_heads=_width(fields, "num_attention_heads"),
         vocab_size=_width(fields, "vocab_size"),
         kv_cache_dtype=_kv_cache_dtype(top) or _kv_cache_dtype(fields),
@@ -192,6 +192,12 @@ def _width(fields: ModelFields, name: str) -> int | None:
     if fields.is_list(name):
         return max(fields.integers(name) or (), default=None)
     return fields.integer(name, noted=False)
+
+
+def _intermediate_size(fields: ModelFields) -> int | None:
+    hidden = _width(fields, "hidden_size")
+    # GPT-2 and those after it, where the file does not say otherwise.
+    return _width(fields, "intermediate_size") or (None if hidden is None else 4 * hidden)
 
 
 def _kv_cache_dtype(fields: ModelFields) -> str | None:

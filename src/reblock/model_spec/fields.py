@@ -50,6 +50,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "head_dim": ("head_dim", "attention_head_dim", "kv_channels", "dim_head", "d_head"),
     "intermediate_size": (
+        "block_ff_dim",
         "intermediate_size",
         "n_inner",
         "ffn_dim",

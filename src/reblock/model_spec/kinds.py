@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from reblock.model_spec.fields import ModelFields
 
-__all__ = ["layer_kinds"]
+__all__ = ["layer_kinds", "layer_names"]
 
 _NAMED: Mapping[str, str] = {
     "full_attention": "full",
@@ -116,6 +116,12 @@ def layer_kinds(fields: ModelFields) -> tuple[str, ...]:
         return kinds
     fields.note("Layers that attend to images keep no tokens; keys of images are not counted.")
     return tuple("none" if index in crossing else kind for index, kind in enumerate(kinds))
+
+
+def layer_names(fields: ModelFields) -> tuple[str, ...]:
+    """Return what the file itself calls its layers, one by one; nothing where it does not."""
+    names = fields.texts("layer_types") or fields.texts("layers_block_type")
+    return names or tuple(fields.text("hybrid_override_pattern") or "")
 
 
 def num_layers(fields: ModelFields) -> int:

@@ -12,7 +12,7 @@ from reblock.model_spec.states import state_dtype_bytes, state_elements
 if TYPE_CHECKING:
     from reblock.model_spec.fields import ModelFields
 
-__all__ = ["LayerCache", "read_layers"]
+__all__ = ["LayerCache", "layer_value", "read_layers"]
 
 _WITH_STATE = ("recurrent", "hybrid", "hybrid_sliding")
 # Of these, layers that see everything have wider heads.
@@ -168,7 +168,7 @@ def _num_kv_heads(fields: ModelFields, index: int, kind: str) -> int:
         return heads
     for name in ("num_key_value_heads_per_layer", "num_key_value_heads"):
         if fields.is_list(name):
-            return _at(fields, name, index)
+            return layer_value(fields, name, index)
     if kind == "sliding" and (heads := fields.integer("swa_num_key_value_heads")) is not None:
         return heads
     if _is_gemma4_global(fields, kind) and fields.boolean(
@@ -194,7 +194,7 @@ def _head_dim(fields: ModelFields, index: int, kind: str) -> int:
     if override is not None and (width := override.integer("head_dim")) is not None:
         return width
     if fields.is_list("head_dim"):
-        return _at(fields, "head_dim", index)
+        return layer_value(fields, "head_dim", index)
     if kind == "sliding" and (width := fields.integer("swa_head_dim")) is not None:
         return width
     if _is_gemma4_global(fields, kind):
@@ -239,7 +239,8 @@ def _override(fields: ModelFields, index: int) -> ModelFields | None:
     return None
 
 
-def _at(fields: ModelFields, name: str, index: int) -> int:
+def layer_value(fields: ModelFields, name: str, index: int) -> int:
+    """Return the entry for one layer of a list that has an entry for every layer."""
     values = fields.integers(name) or ()
     if index >= len(values):
         fields.refuse(name, f"has {len(values)} entries, too few for the layers of the model")

@@ -1,157 +1,57 @@
 """How many parameters a model has, counted from its configuration.
 
-Exact for the families listed here, which tests hold against models that transformers builds; for
-any other the answer is None. Embeddings that the output layer shares are counted once, and
-buffers, such as rotary tables and the correction of a router, are no parameters.
+Exact for the families of `model_spec.families`, which tests hold against models that transformers
+builds; for any other the answer is None. Embeddings that the output layer shares are counted once,
+and buffers, such as rotary tables and the correction of a router, are no parameters.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from reblock.errors import UnsupportedModel
-from reblock.model_spec.kinds import layer_kinds
-from reblock.model_spec.mixers import latent_attention, recurrent_mixer
+from reblock.model_spec.attention import attention, image_attention, latent_attention
+from reblock.model_spec.families import FAMILIES, UNCHECKED
+from reblock.model_spec.feed_forward import dense, feed_forward, has_bias, nemotron_experts
+from reblock.model_spec.kinds import layer_kinds, layer_names
+from reblock.model_spec.layers import read_layers
+from reblock.model_spec.mixers import RECURRENT, recurrent_mixer
+from reblock.model_spec.shared_parts import layer_parts, shared_parts, zamba_layer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from reblock.model_spec.families import Family
     from reblock.model_spec.fields import ModelFields
+    from reblock.model_spec.layers import LayerCache
 
 __all__ = ["FAMILIES", "count_parameters"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Family:
-    """What the layers of a model type are made of.
-
-    `norms` counts the norms of a layer that have weights, and `has_norm_bias` says whether these
-    have a bias as well. Biases are always there ("yes"), never ("no"), or where the file says so
-    under the key that is named. `qk_norm` is over one "head" or over the "width" of all.
-    """
-
-    norms: int = 2
-    has_norm_bias: bool = False
-    qkv_bias: str = "no"
-    output_bias: str = "no"
-    qk_norm: Literal["no", "head", "width"] = "no"
-    mlp: Literal["gated", "plain"] = "gated"
-    mlp_bias: str = "no"
-    is_query_gated: bool = False
-    has_sinks: bool = False
-    router_bias: bool = False
-    is_shared_gated: bool = False
-
-
-_PLAIN = _Family()
-_ALL_BIASES = _Family(
-    has_norm_bias=True, qkv_bias="yes", output_bias="yes", mlp="plain", mlp_bias="yes"
+_LATENT = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "kimi_linear",
+    "minicpm3",
+    "sarvam_mla",
+    "youtu",
 )
-_ATTENTION_BIAS = _Family(qkv_bias="attention_bias", output_bias="attention_bias")
-_LLAMA = _Family(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias")
-_QWEN2 = _Family(qkv_bias="yes")
-_QWEN3 = _Family(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head")
-_QWEN3_NEXT = _Family(
-    qkv_bias="attention_bias",
-    output_bias="attention_bias",
-    qk_norm="head",
-    is_query_gated=True,
-    is_shared_gated=True,
-)
-_OLMO2 = _Family(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="width")
-
-FAMILIES: Mapping[str, _Family] = {
-    "bloom": _ALL_BIASES,
-    "cohere": _Family(
-        norms=1, qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="width"
+# What other models of these types have set otherwise, which changes their parts.
+_USUAL: Mapping[str, tuple[tuple[str, bool], ...]] = {
+    "opt": (
+        ("_remove_final_layer_norm", False),
+        ("do_layer_norm_before", True),
+        ("enable_bias", True),
+        ("layer_norm_elementwise_affine", True),
     ),
-    "cohere2": _Family(norms=1, qkv_bias="attention_bias", output_bias="attention_bias"),
-    "deepseek_v2": _Family(mlp_bias="mlp_bias"),
-    "deepseek_v3": _PLAIN,
-    "exaone4": _Family(qk_norm="head"),
-    "falcon": _Family(norms=1, has_norm_bias=True, mlp="plain"),
-    "gemma": _ATTENTION_BIAS,
-    "gemma2": _Family(norms=4, qkv_bias="attention_bias", output_bias="attention_bias"),
-    "gemma3_text": _Family(
-        norms=4, qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head"
-    ),
-    "glm": _Family(qkv_bias="attention_bias"),
-    "glm4": _Family(norms=4, qkv_bias="attention_bias"),
-    "glm4_moe": _Family(qkv_bias="attention_bias", qk_norm="head"),
-    "gpt2": _ALL_BIASES,
-    "gpt_bigcode": _ALL_BIASES,
-    "gpt_neox": _Family(
-        has_norm_bias=True,
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        mlp="plain",
-        mlp_bias="yes",
-    ),
-    "gpt_oss": _Family(
-        qkv_bias="attention_bias", output_bias="attention_bias", has_sinks=True, router_bias=True
-    ),
-    "granite": _LLAMA,
-    "granitemoehybrid": _PLAIN,
-    "jamba": _PLAIN,
-    "llama": _LLAMA,
-    "llama4_text": _ATTENTION_BIAS,
-    "mamba": _Family(norms=1),
-    "mamba2": _Family(norms=1),
-    "minimax_m2": _Family(qk_norm="width"),
-    "ministral3": _PLAIN,
-    "mistral": _PLAIN,
-    "mixtral": _PLAIN,
-    "olmo2": _OLMO2,
-    "olmo3": _OLMO2,
-    "olmoe": _OLMO2,
-    "opt": _ALL_BIASES,
-    "phi": _Family(
-        norms=1,
-        has_norm_bias=True,
-        qkv_bias="yes",
-        output_bias="yes",
-        mlp="plain",
-        mlp_bias="yes",
-    ),
-    "phi3": _PLAIN,
-    "qwen2": _QWEN2,
-    "qwen2_5_vl_text": _QWEN2,
-    "qwen2_moe": _Family(qkv_bias="qkv_bias", is_shared_gated=True),
-    "qwen2_vl_text": _QWEN2,
-    "qwen3": _QWEN3,
-    "qwen3_5_moe_text": _QWEN3_NEXT,
-    "qwen3_5_text": _QWEN3_NEXT,
-    "qwen3_moe": _QWEN3,
-    "qwen3_next": _QWEN3_NEXT,
-    "qwen3_vl_text": _QWEN3,
-    "seed_oss": _Family(
-        qkv_bias="attention_bias", output_bias="attention_out_bias", mlp_bias="mlp_bias"
-    ),
-    "smollm3": _LLAMA,
-    "stablelm": _Family(has_norm_bias=True, qkv_bias="use_qkv_bias"),
-    "starcoder2": _Family(
-        has_norm_bias=True,
-        qkv_bias="use_bias",
-        output_bias="use_bias",
-        mlp="plain",
-        mlp_bias="use_bias",
-    ),
+    "stablelm": (("use_parallel_residual", False),),
 }
-
-
-_LATENT = ("deepseek_v2", "deepseek_v3")
-_HYBRIDS = (
-    "granitemoehybrid",
-    "jamba",
-    "mamba",
-    "mamba2",
-    "qwen3_5_moe_text",
-    "qwen3_5_text",
-    "qwen3_next",
-)
-# Of these, only models whose file asks for it have the norm.
-_OPTIONAL_QK_NORM = ("cohere", "glm4_moe")
+_WITHOUT_FEED_FORWARD = ("falcon_mamba", "mamba", "mamba2")
+_GEMMA4 = ("gemma4_text", "gemma4_unified_text")
+# Positions that are learned: the embeddings beyond those of the context; None: there are none.
+_LEARNED_POSITIONS = {"biogpt": 2, "gpt2": 0, "gpt_bigcode": 0, "gpt_neo": 0, "opt": 2}
 
 
 def count_parameters(fields: ModelFields) -> int | None:
@@ -163,23 +63,33 @@ def count_parameters(fields: ModelFields) -> int | None:
     if _has_oddity(fields, kinds):
         return None
     try:
-        return _count(fields, family, kinds)
+        total = _count(fields, family, kinds)
     except UnsupportedModel:
         # A size that memory of tokens does not depend on is not said.
         return None
+    if fields.model_type in UNCHECKED:
+        fields.note(
+            f"Parameters of {fields.model_type} models are counted by their published code, not "
+            "checked against transformers, which has no such model."
+        )
+    return total
 
 
-def _count(fields: ModelFields, family: _Family, kinds: tuple[str, ...]) -> int:
+def _count(fields: ModelFields, family: Family, kinds: tuple[str, ...]) -> int:
     hidden = fields.required("hidden_size")
     vocabulary = fields.required("vocab_size")
     norm = 2 * hidden if family.has_norm_bias else hidden
-    total = vocabulary * hidden + _position_parameters(fields, hidden) + norm
+    total = vocabulary * hidden + _position_parameters(fields, hidden)
+    if family.has_final_norm:
+        total += norm
     if not fields.boolean("tie_word_embeddings"):
         total += vocabulary * hidden
-    if fields.model_type == "phi":
+    if has_bias(fields, family.head_bias):
         total += vocabulary
+    total += shared_parts(fields, kinds)
+    layers = read_layers(fields)
     for index, kind in enumerate(kinds):
-        total += _layer_parameters(fields, family, index, kind, norm)
+        total += _layer_parameters(fields, family, layers, index, kind)
     return total
 
 
@@ -189,39 +99,57 @@ def _has_oddity(fields: ModelFields, kinds: tuple[str, ...]) -> bool:
     return (
         (projected is not None and projected != fields.required("hidden_size"))
         or fields.boolean("qk_layernorm")
+        or any(
+            fields.boolean(key, default=usual) != usual
+            for key, usual in _USUAL.get(fields.model_type, ())
+        )
         or fields.has("block_configs")
-        or fields.has("per_layer_config")
-        or "none" in kinds
-        or ("recurrent" in kinds and fields.model_type not in _HYBRIDS)
+        or (fields.has("per_layer_config") and fields.model_type not in _GEMMA4)
+        or ("none" in kinds and fields.model_type not in ("mllama_text_model", "nemotron_h"))
+        or ("recurrent" in kinds and fields.model_type not in RECURRENT)
+        or (fields.has("cross_attention_layers") and fields.model_type != "mllama_text_model")
         or any(fields.is_list(name) for name in ("num_key_value_heads", "head_dim"))
         or (fields.has("kv_lora_rank") and fields.model_type not in _LATENT)
     )
 
 
 def _position_parameters(fields: ModelFields, hidden: int) -> int:
-    if fields.model_type in ("gpt2", "gpt_bigcode"):
-        return fields.required("max_position_embeddings") * hidden
-    if fields.model_type == "opt":
-        return (fields.required("max_position_embeddings") + 2) * hidden
+    more = _LEARNED_POSITIONS.get(fields.model_type)
+    if more is not None:
+        return (fields.required("max_position_embeddings") + more) * hidden
+    if fields.model_type == "mllama_text_model":
+        # Tokens that stand for images have embeddings, but are never the answer.
+        return 8 * hidden
     # Bloom has a norm behind its embeddings.
     return 2 * hidden if fields.model_type == "bloom" else 0
 
 
 def _layer_parameters(
-    fields: ModelFields, family: _Family, index: int, kind: str, norm: int
+    fields: ModelFields, family: Family, layers: tuple[LayerCache, ...], index: int, kind: str
 ) -> int:
-    total = family.norms * norm
-    if fields.model_type == "falcon" and _falcon_has_two_norms(fields):
-        total += norm
-    if kind == "recurrent":
+    if fields.model_type in ("zamba", "zamba2"):
+        return zamba_layer(fields, kind)
+    layer = layers[index]
+    total = _norms(fields, family) + layer_parts(fields)
+    if kind in ("recurrent", "hybrid"):
         total += recurrent_mixer(fields)
-    elif fields.integer("kv_lora_rank", noted=False) is not None:
-        total += latent_attention(fields)
-    else:
-        total += _attention(fields, family)
-    if fields.model_type in ("mamba", "mamba2"):
+    if kind not in ("recurrent", "none"):
+        total += _attention(fields, family, layers, index, kind)
+    if fields.model_type == "nemotron_h":
+        return total + (_nemotron_feed_forward(fields, family, index) if kind == "none" else 0)
+    if kind == "none":
+        total += image_attention(fields)
+    if fields.model_type in _WITHOUT_FEED_FORWARD:
         return total
-    return total + _feed_forward(fields, family, index)
+    return total + feed_forward(fields, family, index, is_shared=layer.kind == "shared")
+
+
+def _norms(fields: ModelFields, family: Family) -> int:
+    hidden = fields.required("hidden_size")
+    count = family.norms
+    if fields.model_type == "falcon" and _falcon_has_two_norms(fields):
+        count += 1
+    return count * (2 * hidden if family.has_norm_bias else hidden)
 
 
 def _falcon_has_two_norms(fields: ModelFields) -> bool:
@@ -230,93 +158,19 @@ def _falcon_has_two_norms(fields: ModelFields) -> bool:
     return not fields.boolean("parallel_attn", default=True)
 
 
-def _attention(fields: ModelFields, family: _Family) -> int:
-    hidden, heads = fields.required("hidden_size"), fields.required("num_attention_heads")
-    head_dim = fields.integer("head_dim") or hidden // heads
-    kv_heads = fields.integer("num_key_value_heads") or heads
-    if fields.boolean("multi_query") and not fields.boolean("new_decoder_architecture"):
-        kv_heads = 1
-    width, kv_width = heads * head_dim, kv_heads * head_dim
-    queries = 2 * width if family.is_query_gated else width
-    total = hidden * (queries + 2 * kv_width) + width * hidden
-    if _has_bias(fields, family.qkv_bias):
-        total += queries + 2 * kv_width
-    if _has_bias(fields, family.output_bias):
-        total += hidden
-    if fields.boolean("use_qk_norm", default=fields.model_type not in _OPTIONAL_QK_NORM):
-        total += {"no": 0, "head": 2 * head_dim, "width": width + kv_width}[family.qk_norm]
-    return total + (heads if family.has_sinks else 0)
+def _attention(
+    fields: ModelFields, family: Family, layers: tuple[LayerCache, ...], index: int, kind: str
+) -> int:
+    layer = layers[index]
+    if fields.integer("kv_lora_rank", noted=False) is not None:
+        return latent_attention(fields, layer)
+    owner = layer if layer.shares_with is None else layers[layer.shares_with]
+    return attention(fields, family, kind, layer, owner)
 
 
-def _has_bias(fields: ModelFields, key: str) -> bool:
-    return key == "yes" or (key != "no" and fields.boolean(key))
-
-
-def _feed_forward(fields: ModelFields, family: _Family, index: int) -> int:
-    experts = fields.integer("num_local_experts", minimum=0, noted=False) or 0
-    if fields.model_type == "granitemoehybrid":
-        return _granite_experts(fields, experts)
-    if experts and _has_experts(fields, index):
-        return _experts(fields, family, experts)
-    if fields.model_type == "llama4_text":
-        return _mlp(fields, family, fields.required("intermediate_size_mlp"))
-    hidden = fields.required("hidden_size")
-    return _mlp(fields, family, fields.integer("intermediate_size") or 4 * hidden)
-
-
-def _mlp(fields: ModelFields, family: _Family, width: int) -> int:
-    hidden = fields.required("hidden_size")
-    matrices = 3 if family.mlp == "gated" else 2
-    total = matrices * hidden * width
-    if _has_bias(fields, family.mlp_bias):
-        total += (matrices - 1) * width + hidden
-    return total
-
-
-def _has_experts(fields: ModelFields, index: int) -> bool:
-    """Return whether this layer has experts, where the model has some."""
-    types = fields.texts("mlp_layer_types")
-    if types is not None and index < len(types):
-        return types[index] == "sparse"
-    if fields.model_type == "llama4_text":
-        chosen = fields.integers("moe_layers")
-        step = fields.number("interleave_moe_layer_step", default=1)
-        return index in chosen if chosen is not None else step > 0 and (index + 1) % step == 0
-    period = fields.integer("expert_layer_period", noted=False)
-    if period is not None:
-        return index % period == fields.number("expert_layer_offset", default=0)
-    if index in (fields.integers("mlp_only_layers") or ()):
-        return False
-    step = fields.number("decoder_sparse_step", default=1)
-    if step > 1 and (index + 1) % step:
-        return False
-    return index >= fields.number("first_k_dense_replace", default=0)
-
-
-def _experts(fields: ModelFields, family: _Family, experts: int) -> int:
-    hidden = fields.required("hidden_size")
-    width = fields.integer("moe_intermediate_size", noted=False)
-    width = width or fields.required("intermediate_size")
-    total = experts * hidden + experts * 3 * hidden * width
-    if family.router_bias:
-        # gpt-oss has a bias on its router and on both matrices of an expert.
-        total += experts + experts * (2 * width + hidden)
-    shared = fields.number("n_shared_experts", default=0) * width
-    shared += fields.number("shared_expert_intermediate_size", default=0)
-    if fields.model_type == "llama4_text":
-        shared = width
-    total += 3 * hidden * shared
-    if shared and _has_bias(fields, family.mlp_bias):
-        total += 2 * shared + hidden
-    if family.is_shared_gated:
-        total += hidden
-    return total
-
-
-def _granite_experts(fields: ModelFields, experts: int) -> int:
-    hidden = fields.required("hidden_size")
-    total = 3 * hidden * fields.number("shared_intermediate_size", default=0)
-    if experts:
-        width = fields.required("intermediate_size")
-        total += experts * hidden + experts * 3 * hidden * width
-    return total
+def _nemotron_feed_forward(fields: ModelFields, family: Family, index: int) -> int:
+    """Return the parameters of a layer that has neither attention nor a recurrence."""
+    name = layer_names(fields)[index]
+    if name in ("moe", "E"):
+        return nemotron_experts(fields, family)
+    return dense(fields, family, fields.required("intermediate_size"))

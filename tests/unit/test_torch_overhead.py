@@ -1,0 +1,400 @@
+"""The estimate of what programs take besides weights and cache, and the compilations behind it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reblock.model_spec import ModelSpec, parse_model_config
+from reblock.planning.torch_overhead import Overhead, estimate_overhead
+from reblock.units import MIB
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 32_000,
+    "tie_word_embeddings": True,
+}
+GEMMA3 = {
+    "model_type": "gemma3_text",
+    "hidden_size": 640,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "sliding_window": 512,
+    "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+    "vocab_size": 65_536,
+}
+QWEN3 = {
+    "model_type": "qwen3",
+    "hidden_size": 768,
+    "intermediate_size": 2304,
+    "num_attention_heads": 12,
+    "head_dim": 128,
+    "vocab_size": 100_000,
+}
+QWEN2 = {
+    "model_type": "qwen2",
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 151_936,
+}
+QWEN3_MOE = {
+    "model_type": "qwen3_moe",
+    "intermediate_size": 1536,
+    "moe_intermediate_size": 384,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+    "vocab_size": 48_000,
+}
+PHI3 = {
+    "model_type": "phi3",
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "vocab_size": 32_064,
+}
+WIDE = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "vocab_size": 49_152,
+}
+LONG = {
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 32,
+}
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "vocab_size": 1000,
+}
+GEMMA2 = {"model_type": "gemma2", "sliding_window": 1024, "vocab_size": 48_000}
+EXPERTS = {"model_type": "mixtral", "num_local_experts": 8}
+MIXTRAL = {**EXPERTS, "intermediate_size": 1024}
+WIDE_MIXTRAL = {
+    **EXPERTS,
+    "hidden_size": 768,
+    "intermediate_size": 1536,
+    "num_attention_heads": 12,
+}
+
+
+def make_spec(**values: Any) -> ModelSpec:
+    """Return a small Llama, changed by `values`."""
+    return parse_model_config(json.dumps({**LLAMA, **values}), path="config.json")
+
+
+def estimated(
+    spec: ModelSpec,
+    *,
+    batch: int = 1,
+    seq_len: int = 1024,
+    chunk: int = 128,
+    decoders: tuple[int, ...] = (),
+    dtype: str = "float32",
+) -> Overhead:
+    overhead = estimate_overhead(
+        spec,
+        dtype=dtype,
+        batch_size=batch,
+        max_seq_len=seq_len,
+        prefill_chunk_size=chunk,
+        decoder_batch_sizes=decoders or (batch,),
+        kvcache_block_size=128,
+    )
+    assert overhead is not None
+    return overhead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A real compilation: what it is of, and what was measured, in MiB.
+
+    `counted` is weights and cache, without alignment, which a process does not touch. `runtime` is
+    the artifact's own. `served` is how far above the two together the peak of a process was that
+    served a full batch: in several runs, the least and the most.
+    """
+
+    model: dict[str, Any]
+    shape: dict[str, Any]
+    counted: float
+    runtime: float
+    served: tuple[float, float]
+
+
+CALIBRATION = {
+    "llama": Seen(
+        model={},
+        shape={},
+        counted=115.5,
+        runtime=349.8,
+        served=(5.2, 5.2),
+    ),
+    "llama, large batch": Seen(
+        model={"num_key_value_heads": 8},
+        shape={"batch": 8, "seq_len": 4096},
+        counted=623.5,
+        runtime=349.9,
+        served=(144.5, 144.5),
+    ),
+    "llama, long chunk": Seen(
+        model=WIDE,
+        shape={"batch": 4, "seq_len": 2048, "chunk": 512},
+        counted=340.0,
+        runtime=361.8,
+        served=(35.1, 40.3),
+    ),
+    "llama, long sequence": Seen(
+        model=LONG,
+        shape={"batch": 2, "seq_len": 8192, "chunk": 256},
+        counted=374.0,
+        runtime=347.7,
+        served=(43.6, 73.3),
+    ),
+    "llama, four decoders": Seen(
+        model={"num_hidden_layers": 8},
+        shape={"batch": 8, "seq_len": 2048, "decoders": (8, 4, 2, 1)},
+        counted=408.5,
+        runtime=358.8,
+        served=(11.3, 11.3),
+    ),
+    "llama, bfloat16": Seen(
+        model={"num_hidden_layers": 2},
+        shape={"batch": 4, "dtype": "bfloat16"},
+        counted=50.5,
+        runtime=347.7,
+        served=(10.1, 10.1),
+    ),
+    "llama, tiny": Seen(
+        model=TINY,
+        shape={"batch": 4},
+        counted=4.6,
+        runtime=319.2,
+        served=(8.2, 8.2),
+    ),
+    "gemma3": Seen(
+        model=GEMMA3,
+        shape={"batch": 4, "seq_len": 4096},
+        counted=339.6,
+        runtime=330.3,
+        served=(23.7, 23.7),
+    ),
+    "gemma2": Seen(
+        model=GEMMA2,
+        shape={"batch": 4, "seq_len": 4096},
+        counted=218.8,
+        runtime=312.4,
+        served=(42.6, 42.7),
+    ),
+    "qwen3": Seen(
+        model=QWEN3,
+        shape={"batch": 2, "seq_len": 2048},
+        counted=486.0,
+        runtime=356.9,
+        served=(6.2, 6.2),
+    ),
+    "qwen2": Seen(
+        model=QWEN2,
+        shape={"batch": 4},
+        counted=179.4,
+        runtime=391.4,
+        served=(8.2, 8.2),
+    ),
+    "phi3": Seen(
+        model=PHI3,
+        shape={"batch": 16},
+        counted=586.0,
+        runtime=296.2,
+        served=(116.6, 116.6),
+    ),
+    "mixtral": Seen(
+        model=MIXTRAL,
+        shape={"batch": 4, "seq_len": 2048},
+        counted=330.6,
+        runtime=297.1,
+        served=(23.8, 79.7),
+    ),
+    "mixtral, wide": Seen(
+        model=WIDE_MIXTRAL,
+        shape={"batch": 2, "seq_len": 4096},
+        counted=613.9,
+        runtime=296.1,
+        served=(67.1, 67.1),
+    ),
+    "qwen3_moe": Seen(
+        model=QWEN3_MOE,
+        shape={"batch": 8},
+        counted=458.0,
+        runtime=308.7,
+        served=(33.0, 33.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALIBRATION)
+def test_terms_of_a_real_compilation_are_off_by_no_more_than_is_stated(name: str) -> None:
+    seen = CALIBRATION[name]
+    overhead = estimated(make_spec(**seen.model), **seen.shape)
+    off = abs(overhead.runtime_bytes - seen.runtime * MIB)
+    assert off <= overhead.runtime_error_bytes
+    for served in seen.served:
+        assert abs(overhead.workspace_bytes - served * MIB) <= overhead.workspace_error_bytes
+
+
+@pytest.mark.parametrize("name", CALIBRATION)
+def test_total_of_a_real_compilation_is_near_the_peak_of_serving_and_seldom_below(
+    name: str,
+) -> None:
+    seen = CALIBRATION[name]
+    overhead = estimated(make_spec(**seen.model), **seen.shape)
+    total = seen.counted + (overhead.runtime_bytes + overhead.workspace_bytes) / MIB
+    for served in seen.served:
+        assert 0.98 <= total / (seen.counted + seen.runtime + served) <= 1.10
+
+
+@pytest.mark.parametrize("width", ["hidden_size", "intermediate_size", "vocab_size"])
+def test_estimate_without_a_width_is_none(width: str) -> None:
+    spec = replace(make_spec(), **{width: None})
+    overhead = estimate_overhead(
+        spec,
+        dtype="float32",
+        batch_size=1,
+        max_seq_len=1024,
+        prefill_chunk_size=128,
+        decoder_batch_sizes=(1,),
+        kvcache_block_size=128,
+    )
+    assert overhead is None
+
+
+def test_workspace_of_a_larger_batch_grows_by_what_its_rows_gather() -> None:
+    # Large enough that gaps grow no further.
+    small, large = (estimated(make_spec(), batch=batch, seq_len=8192) for batch in (16, 17))
+    keys_and_values = 8192 * 4 * (64 + 64) * 4
+    mask = 8192 * 4
+    stream = 3 * 512 * 4
+    queries = 3 * 8 * 64 * 4
+    new_keys_and_values = 2 * 4 * (64 + 64) * 4
+    logits = 32_000 * 4
+    row = keys_and_values + mask + stream + queries + new_keys_and_values + logits
+    assert large.workspace_bytes - small.workspace_bytes == row
+
+
+def test_workspace_counts_whole_blocks() -> None:
+    spec = make_spec()
+    assert estimated(spec, batch=8, seq_len=1100) == estimated(spec, batch=8, seq_len=1152)
+    assert estimated(spec, batch=8, seq_len=1100) != estimated(spec, batch=8, seq_len=1024)
+
+
+def test_workspace_in_bfloat16_is_less_than_in_float32() -> None:
+    single = estimated(make_spec(), batch=64, seq_len=8192)
+    half = estimated(make_spec(), batch=64, seq_len=8192, dtype="bfloat16")
+    assert half.workspace_bytes < 0.6 * single.workspace_bytes
+    assert half.runtime_bytes == single.runtime_bytes
+
+
+def test_workspace_of_windows_does_not_grow_with_the_sequence() -> None:
+    windows = ["sliding_attention"] * 6
+    spec = make_spec(**{**GEMMA3, "layer_types": windows})
+    assert estimated(spec, batch=4, seq_len=2048) == estimated(spec, batch=4, seq_len=8192)
+    full = make_spec(**GEMMA3)
+    shorter, longer = (estimated(full, batch=4, seq_len=length) for length in (2048, 8192))
+    assert shorter.workspace_bytes < longer.workspace_bytes
+
+
+def test_workspace_of_attention_that_is_spelled_out_has_its_scores() -> None:
+    plain = estimated(make_spec(), seq_len=16_384, chunk=512)
+    spelled = estimated(
+        make_spec(model_type="gemma2", sliding_window=None), seq_len=16_384, chunk=512
+    )
+    scores = 2 * 512 * 16_384 * 8 * 4
+    assert spelled.workspace_bytes - plain.workspace_bytes == pytest.approx(scores, rel=0.01)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_workspace_of_a_model_without_experts_does_not_depend_on_its_parameters(
+    is_tied: bool,
+) -> None:
+    spec = make_spec(tie_word_embeddings=is_tied)
+    assert spec.num_parameters is not None
+    assert estimated(spec, chunk=512) == estimated(replace(spec, num_parameters=None), chunk=512)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_workspace_of_experts_is_that_of_all_of_them(is_tied: bool) -> None:
+    few, many = (
+        estimated(
+            make_spec(**{**MIXTRAL, "num_local_experts": count, "tie_word_embeddings": is_tied}),
+            chunk=1024,
+        )
+        for count in (16, 32)
+    )
+    more = 16 * 1024 * 1024 * 3 * 4
+    assert many.workspace_bytes - few.workspace_bytes == pytest.approx(more, rel=0.01)
+
+
+def test_workspace_of_a_model_that_keeps_nothing_is_that_of_its_other_tensors() -> None:
+    spec = make_spec()
+    without = replace(spec, layers=())
+    assert estimated(without, batch=8).workspace_bytes < estimated(spec, batch=8).workspace_bytes
+
+
+def test_runtime_grows_with_programs_kinds_of_layers_and_vocabulary() -> None:
+    spec = make_spec()
+    runtime = estimated(spec, batch=4).runtime_bytes
+    assert estimated(spec, batch=4, decoders=(4, 2)).runtime_bytes > runtime
+    assert estimated(make_spec(vocab_size=128_000), batch=4).runtime_bytes > runtime + 60 * MIB
+    two_kinds = replace(spec, layers=(*spec.layers, replace(spec.layers[0], window=512)))
+    assert estimated(two_kinds, batch=4).runtime_bytes > runtime
+
+
+def test_runtime_of_a_type_whose_configuration_imports_more_is_more() -> None:
+    llama, qwen = (
+        estimated(make_spec(model_type=name)).runtime_bytes for name in ("llama", "qwen2")
+    )
+    assert llama - qwen > 50 * MIB
+
+
+shapes = st.fixed_dictionaries(
+    {
+        "batch": st.integers(1, 512),
+        "seq_len": st.integers(128, 1 << 20),
+        "chunk": st.integers(1, 1024),
+    }
+)
+
+
+@given(model=st.sampled_from([{}, GEMMA2, GEMMA3, MIXTRAL]), shape=shapes, more=st.integers(1, 99))
+def test_estimate_of_larger_shapes_is_never_smaller(
+    model: dict[str, Any], shape: dict[str, Any], more: int
+) -> None:
+    spec = make_spec(**model)
+    small = estimated(spec, **shape)
+    for name in shape:
+        large = estimated(spec, **{**shape, name: shape[name] + more})
+        assert large.workspace_bytes >= small.workspace_bytes
+        assert large.runtime_bytes >= small.runtime_bytes
