@@ -1,5 +1,11 @@
 """Serves many requests side by side from one paged KV cache.
 
+    engine = Engine(load_runner(open_artifact("./my_artifact")))    # of reblock.backends.torch
+    request_id = engine.add(prompt_ids, SamplingParams(max_new_tokens=64))
+    while engine.has_work:
+        for output in engine.step():
+            print(output.request_id, output.token_id, output.finish_reason)
+
 request       what is asked, and the state of one request
 outputs       what comes back
 limits        the sizes of the programs and of the cache
