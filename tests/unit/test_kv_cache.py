@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from process_memory import resident_at  # noqa: E402
 from reblock.backends.torch import kv_cache  # noqa: E402
 from reblock.backends.torch.kv_cache import KVCache  # noqa: E402
 from reblock.config import CacheMeta  # noqa: E402
+from reblock.devices import read_cpu_device  # noqa: E402
 from reblock.errors import DoesNotFit  # noqa: E402
 from reblock.memory import TENSOR_ALIGNMENT_BYTES, align  # noqa: E402
 from reblock.units import MIB  # noqa: E402
@@ -176,6 +178,24 @@ def test_growth_and_one_tensor_more_have_to_be_available(
     else:
         cache.resize(num_blocks, [])
     assert cache.num_blocks == (4 if is_refused else num_blocks)
+
+
+def test_the_limit_of_a_container_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A container's limit just above what this process has.
+    device = replace(read_cpu_device(), dram_bytes=resident_memory() + 8 * MIB)
+    monkeypatch.setattr(kv_cache, "read_cpu_device", lambda: device)
+    cache = KVCache(make_metas(block=ONE_MIB_BLOCK), 1)
+    with pytest.raises(DoesNotFit, match="beside the old one"):
+        cache.resize(20, [])
+
+
+def test_a_system_that_does_not_say_what_is_left_is_believed_to_have_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_cache, "_read_kib", lambda path, name: None)
+    cache = KVCache(make_metas(), 1)
+    cache.resize(20, [])
+    assert cache.num_blocks == 20
 
 
 def test_a_cache_can_be_made_smaller_though_nothing_is_available(

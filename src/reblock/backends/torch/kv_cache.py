@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from reblock.backends.torch.source import TORCH_DTYPES
+from reblock.devices import read_cpu_device
 from reblock.errors import DoesNotFit
 from reblock.memory import TENSOR_ALIGNMENT_BYTES, align
 from reblock.units import KIB, format_bytes
@@ -112,7 +113,7 @@ def _check_memory(metas: Sequence[CacheMeta], old_blocks: int, new_blocks: int) 
     available = _read_available_bytes()
     if sum(growth) > 0 and available is not None and sum(growth) + largest > available:
         raise _does_not_fit(
-            metas, new_blocks, f"beside the old one: {format_bytes(available)} are available"
+            metas, new_blocks, f"beside the old one: {format_bytes(max(0, available))} are left"
         )
 
 
@@ -125,9 +126,20 @@ def _does_not_fit(metas: Sequence[CacheMeta], num_blocks: int, reason: str) -> D
 
 
 def _read_available_bytes() -> int | None:
-    """Return what the system says that it could give, or None where it does not say."""
-    with suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
+    """Return what this process could have more of, or None where the system does not say.
+
+    That is what the system could give, and what the limits of its control groups leave.
+    """
+    available = _read_kib("/proc/meminfo", "MemAvailable")
+    resident = _read_kib("/proc/self/status", "VmRSS")
+    if available is None or resident is None:
+        return None
+    return min(available, read_cpu_device().dram_bytes - resident)
+
+
+def _read_kib(path: str, name: str) -> int | None:
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
-            if line.startswith("MemAvailable:"):
+            if line.startswith(name + ":"):
                 return int(line.split()[1]) * KIB
     return None
