@@ -34,8 +34,8 @@ Two commands do the same work. `optimum-rbln-cli` has the options that optimum-r
 `reblock` has subcommands. In both:
 
 * `--option value` and `--option=value` are alike.
-* Options are written out in full, stand in any order, and stand once (`--prompt` and
-  `--prompt-file` of `generate`, and `--npu` and `--memory-budget` of `plan`, may stand several times).
+* Options are written out in full, stand in any order, and stand once (`--prompt`, `--prompt-file`
+  and `--stop` of `generate`, and `--npu` and `--memory-budget` of `plan`, may stand several times).
   What is not known is an error, and never ignored.
 * What was asked for goes to standard output. Warnings, notes, progress and errors go to standard
   error.

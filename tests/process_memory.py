@@ -5,29 +5,20 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import select
+import struct
 import subprocess
 import sysconfig
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["Mapping", "ServedMemory", "generate_watched", "mappings", "peak_rss_bytes", "pss_bytes"]
+__all__ = ["ServedMemory", "generate_watched", "peak_rss_bytes", "pss_bytes", "resident_at"]
 
 _SAMPLE_S = 0.2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mapping:
-    """One region of a process's virtual memory, and how much of it is in physical memory."""
-
-    start: int
-    end: int
-    resident_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +28,6 @@ class ServedMemory:
     report: dict[str, Any]
     peak_rss_bytes: int
     peak_pss_bytes: int
-    mappings: tuple[Mapping, ...]
 
 
 def peak_rss_bytes(pid: int) -> int:
@@ -52,15 +42,15 @@ def pss_bytes(pid: int) -> int:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
 
 
-def mappings(pid: int) -> Iterator[Mapping]:
-    """Yield every region of a process's virtual memory."""
-    start = end = 0
-    with open(f"/proc/{pid}/smaps", encoding="utf-8") as file:
-        for line in file:
-            if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-                start, end = (int(number, 16) for number in match.groups())
-            elif line.startswith("Rss:"):
-                yield Mapping(start=start, end=end, resident_bytes=int(line.split()[1]) * 1024)
+def resident_at(pid: int, address: int, num_bytes: int) -> int:
+    """Return how many bytes of physical memory are behind some addresses of a process."""
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    first, end = address // page_bytes, -(-(address + num_bytes) // page_bytes)
+    with open(f"/proc/{pid}/pagemap", "rb") as file:
+        file.seek(first * 8)
+        entries = struct.unpack(f"{end - first}Q", file.read((end - first) * 8))
+    # See pagemap in the kernel's documentation: the highest bit is of a page that is present.
+    return page_bytes * sum(entry >> 63 for entry in entries)
 
 
 def generate_watched(
@@ -85,7 +75,7 @@ def generate_watched(
     with open(reading, "rb") as output, process:
         try:
             peak_pss = _watch(process, reading, timeout_s)
-            peak_rss, regions = peak_rss_bytes(process.pid), tuple(mappings(process.pid))
+            peak_rss = peak_rss_bytes(process.pid)
         except (ProcessLookupError, FileNotFoundError, StopIteration) as error:
             # It has ended, which it does not before its report is read, unless it has failed.
             raise RuntimeError(f"reblock generate failed: {process.communicate()[1]}") from error
@@ -95,7 +85,6 @@ def generate_watched(
         report=json.loads(text),
         peak_rss_bytes=peak_rss,
         peak_pss_bytes=peak_pss,
-        mappings=regions,
     )
 
 

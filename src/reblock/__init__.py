@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from reblock.artifact.reader import Artifact, open_artifact
     from reblock.artifact.resize import ResizePlan, apply_resize, plan_resize
     from reblock.budget import MemoryBudget, parse_budget
+    from reblock.engine import Engine
     from reblock.errors import ReblockError
     from reblock.planning.plan import plan
     from reblock.planning.result import Plan, SharedPlan
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Artifact",
+    "Engine",
     "MemoryBudget",
     "Plan",
     "ReblockError",
@@ -39,6 +41,7 @@ __all__ = [
 
 _HOMES = {
     "Artifact": "reblock.artifact.reader",
+    "Engine": "reblock.engine",
     "MemoryBudget": "reblock.budget",
     "Plan": "reblock.planning.result",
     "ReblockError": "reblock.errors",

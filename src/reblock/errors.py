@@ -12,7 +12,7 @@
     |-- DoesNotFit (ValueError)         3, what was asked makes sense but there is no room for it
     |   |-- BudgetAboveDevice              a budget above what the device has
     |   |-- BudgetTooSmall                 a budget that does not hold even the smallest cache
-    |   |-- BelowMinimum                   fewer blocks than the compiled programs need
+    |   |-- BelowMinimum                   fewer blocks than programs or live requests need
     |   `-- RequestTooLarge                a generation request that could never be served
     |-- BadArtifact                     4, the artifact on disk is not as it must be
     |   |-- NotAnArtifact                  not a directory, or one without rbln_config.json
@@ -170,7 +170,10 @@ class BudgetTooSmall(DoesNotFit):
 
 
 class BelowMinimum(DoesNotFit):
-    """Fewer blocks than the compiled programs need: `num_blocks` is below `num_min_blocks`."""
+    """Fewer blocks than are needed: `num_blocks` is below `num_min_blocks`.
+
+    The compiled programs need so many, or a request that an engine has accepted already.
+    """
 
     def __init__(self, message: str, *, num_blocks: int, num_min_blocks: int) -> None:
         super().__init__(message)

@@ -23,7 +23,7 @@ from artifacts import (
     read_description,
     write_config,
 )
-from fakes import ByteTokenizer, FakeRunner, make_greedy_sampler, make_limits
+from fakes import ByteTokenizer, FakeRunner, FakeSampler, make_limits
 from rbln_artifacts import QWEN3_CA25, QWEN3_CR13, STANDIN, copy_artifact
 from reblock.cli import generate
 from reblock.engine.engine import Engine
@@ -277,7 +277,7 @@ def test_a_prompt_that_can_never_fit_ends_the_command_and_does_not_hang(
     runner = FakeRunner(make_limits(num_blocks=50, block_size=16, max_seq_len=2048))
 
     def load(directory: str, num_threads: int | None) -> tuple[Engine, ByteTokenizer]:
-        return Engine(runner, make_sampler=make_greedy_sampler), ByteTokenizer()
+        return Engine(runner, sampler=FakeSampler()), ByteTokenizer()
 
     monkeypatch.setattr(generate, "_load", load)
     arguments = ["generate", "dir", "--raw", "--max-new-tokens", "1", "--prompt"]

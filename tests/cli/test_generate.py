@@ -10,8 +10,8 @@ import pytest
 from fakes import (
     ByteTokenizer,
     FakeRunner,
+    FakeSampler,
     continue_alone,
-    make_greedy_sampler,
     make_limits,
 )
 from reblock.backends import loading
@@ -27,13 +27,18 @@ class FakeModel:
     """Stands in for an artifact that was loaded, and remembers how it was asked for."""
 
     def __init__(self, **changes: Any) -> None:
-        sizes: dict[str, Any] = {"max_seq_len": 64, "num_blocks": 12, "max_batch": 4}
+        sizes: dict[str, Any] = {
+            "max_seq_len": 64,
+            "num_blocks": 12,
+            "max_batch": 4,
+            "prefill_chunk_size": 8,
+        }
         self.runner = FakeRunner(make_limits(**{**sizes, **changes}))
         self.loaded: list[tuple[str, int | None]] = []
 
     def load(self, directory: str, num_threads: int | None) -> tuple[Engine, ByteTokenizer]:
         self.loaded.append((directory, num_threads))
-        return Engine(self.runner, make_sampler=make_greedy_sampler), ByteTokenizer()
+        return Engine(self.runner, sampler=FakeSampler()), ByteTokenizer()
 
 
 @pytest.fixture
@@ -61,7 +66,7 @@ def test_one_prompt_is_answered_on_stdout_and_the_numbers_go_to_stderr(
     out, err = capsys.readouterr()
     assert out == text_of(answer_to("<Hi>", 5)) + "\n"
     assert err.startswith("5 tokens in ")
-    assert "KV cache: 12 blocks of 4 tokens, 4.00 KiB" in err
+    assert "KV cache: 12 blocks of 4 tokens, 6.00 KiB" in err
     assert model.loaded == [("dir", None)]
 
 
@@ -144,7 +149,7 @@ def test_json_holds_everything_in_one_object(
         "most_running": 2,
         "kvcache_num_blocks": 12,
         "kvcache_block_size": 4,
-        "kv_bytes": 4096,
+        "kv_bytes": 6144,
     }
 
 
@@ -158,6 +163,19 @@ def test_the_token_that_ends_an_answer_is_counted_but_not_printed(
     assert result["token_ids"] == alone[:5]
     assert result["text"] == text_of(alone[:4])
     assert result["finish_reason"] == "stop"
+
+
+def test_an_answer_ends_before_the_first_of_the_texts_to_stop_at(
+    model: FakeModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = text_of(answer_to("<Hi>", 30))
+    late = [letter for letter in text[3:] if letter.isascii() and letter.isalnum()]
+    arguments = ["generate", "dir", "--prompt=Hi", "--max-new-tokens=30", "--json"]
+    assert main([*arguments, f"--stop={late[1]}", f"--stop={late[0]}"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["text"] == text[: min(map(text.index, late[:2]))]
+    assert result["finish_reason"] == "stop"
+    assert len(result["token_ids"]) < 30
 
 
 @pytest.mark.parametrize(("num_blocks", "num_tokens"), [(12, 45), (3, 9), (99, 60)])
@@ -202,6 +220,7 @@ def test_a_request_that_never_fits_exits_with_3_before_any_token(
         (["--prompt=a", "--max-new-tokens=0"], "max_new_tokens must be"),
         (["--prompt=a", "--temperature=nan"], "temperature must be"),
         (["--prompt=a", "--top-p=2"], "top_p must be"),
+        (["--prompt=a", "--stop="], "stop must be"),
         (["--prompt-file=/nowhere/at/all"], "cannot read the prompt file '/nowhere/at/all'"),
     ],
 )

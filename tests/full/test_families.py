@@ -6,6 +6,7 @@ empty, and there are more requests than slots.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +132,33 @@ def test_64_greedy_tokens_of_more_requests_than_slots_equal_transformers(case: C
     engine.check_integrity()
     expected = [case.greedy(prompt) for prompt in prompts]
     assert [answer.token_ids for answer in answers] == expected
+
+
+def test_greedy_tokens_equal_transformers_though_requests_are_preempted_and_the_cache_resized(
+    case: Case,
+) -> None:
+    num_blocks = case.runner.limits.num_blocks
+    (stem,) = random_ids(5, 40)
+    # Some begin alike, so that their blocks are shared where the layers allow it.
+    prompts = [stem + rest for rest in random_ids(6, 1, 24, 9)] + random_ids(7, 20, 65)
+    engine = Engine(case.runner, eos_token_ids=())
+    engine.resize_kvcache(11)  # a request fills up to 9
+    ids = [engine.add(prompt, SamplingParams(max_new_tokens=STEPS)) for prompt in prompts]
+    tokens: dict[int, list[int]] = {request_id: [] for request_id in ids}
+    sizes = itertools.cycle([11, 30, 9, 14])
+    for step in itertools.count():
+        if not engine.has_work:
+            break
+        if step % 40 == 0:
+            engine.resize_kvcache(next(sizes))
+        for output in engine.step():
+            tokens[output.request_id].append(output.token_id)
+        engine.check_integrity()
+    counters = engine.counters()
+    engine.resize_kvcache(num_blocks)
+    assert list(tokens.values()) == [case.greedy(prompt) for prompt in prompts]
+    assert counters.num_preemptions > 0
+    assert (counters.num_reused_tokens == 0) == case.runner.limits.has_rings
 
 
 def test_a_batch_of_one_answers_as_transformers(tmp_path: Path) -> None:

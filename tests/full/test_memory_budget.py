@@ -129,10 +129,5 @@ def test_the_serving_process_stays_within_its_budget(artifact: Path) -> None:
     assert served.peak_rss_bytes <= budget
     # Nor is it far below: a plan that counts too much would waste what was given.
     assert served.peak_rss_bytes >= budget * 7 // 10
-    # The cache is one region of memory, and all of it is there.
-    stated = plan.kv_unaligned_bytes_at(40)[0][0]
-    assert report["kv_bytes"] == stated
-    assert any(
-        stated <= mapping.resident_bytes <= mapping.end - mapping.start <= stated + 16 * MIB
-        for mapping in served.mappings
-    )
+    # That all of it is there, and no more, test_resized_buffers.py looks at.
+    assert report["kv_bytes"] == plan.kv_unaligned_bytes_at(40)[0][0]

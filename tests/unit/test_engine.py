@@ -1,29 +1,32 @@
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import reblock
 from fakes import (
-    VOCAB_SIZE,
+    ByteTokenizer,
     FakeRunner,
+    FakeSampler,
+    check_contents,
     continue_alone,
-    make_greedy_sampler,
     make_limits,
 )
-from reblock.engine import Engine, SamplingParams
-from reblock.errors import RequestTooLarge, UsageError
+from reblock.engine import Engine, SamplingParams, TokenOutput
+from reblock.errors import DoesNotFit, InvalidBlockCount, RequestTooLarge, UsageError
+
+if TYPE_CHECKING:
+    from reblock.engine.detokenizer import Detokenizer
 
 
 def make_engine(**changes: Any) -> Engine:
-    return Engine(FakeRunner(make_limits(**changes)), make_sampler=make_greedy_sampler)
+    return Engine(FakeRunner(make_limits(**changes)), sampler=FakeSampler())
 
 
 def params_of(max_new_tokens: int, *, ignore_eos: bool = False) -> SamplingParams:
@@ -115,7 +118,7 @@ def test_ignore_eos_goes_on_to_the_full_length() -> None:
 def test_eos_tokens_given_to_the_engine_replace_those_of_the_limits() -> None:
     alone = continue_alone([1, 2], 8)
     runner = FakeRunner(make_limits(eos_token_ids=(alone[0],)))
-    engine = Engine(runner, eos_token_ids=[alone[1]], make_sampler=make_greedy_sampler)
+    engine = Engine(runner, eos_token_ids=[alone[1]], sampler=FakeSampler())
     engine.add([1, 2], params_of(8))
     token_ids, _ = run_to_end(engine)
     assert list(token_ids.values()) == [alone[:2]]
@@ -123,7 +126,7 @@ def test_eos_tokens_given_to_the_engine_replace_those_of_the_limits() -> None:
 
 def test_a_request_of_one_token_takes_no_decoding() -> None:
     runner = FakeRunner(make_limits())
-    engine = Engine(runner, make_sampler=make_greedy_sampler)
+    engine = Engine(runner, sampler=FakeSampler())
     engine.add([1, 2], params_of(1))
     run_to_end(engine)
     assert runner.calls == [("prefill", 0)]
@@ -176,7 +179,7 @@ def test_a_step_without_work_does_nothing() -> None:
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 3, 4])
 def test_a_step_that_fails_can_be_repeated(num_steps: int) -> None:
     runner = FakeRunner(make_limits())
-    engine = Engine(runner, make_sampler=make_greedy_sampler)
+    engine = Engine(runner, sampler=FakeSampler())
     prompts = {engine.add(prompt, params_of(4)): prompt for prompt in ([1, 2, 3, 4], [5])}
     token_ids: dict[int, list[int]] = defaultdict(list)
     for _ in range(num_steps):
@@ -201,7 +204,7 @@ def test_generate_returns_the_answers_in_the_order_of_the_prompts() -> None:
 
 def test_generate_runs_nothing_when_one_prompt_is_refused() -> None:
     runner = FakeRunner(make_limits())
-    engine = Engine(runner, make_sampler=make_greedy_sampler)
+    engine = Engine(runner, sampler=FakeSampler())
     with pytest.raises(RequestTooLarge):
         engine.generate([[1], [2] * 16], params_of(4))
     assert runner.calls == []
@@ -211,7 +214,7 @@ def test_generate_runs_nothing_when_one_prompt_is_refused() -> None:
 
 def test_generate_frees_everything_when_the_runner_fails() -> None:
     runner = FakeRunner(make_limits())
-    engine = Engine(runner, make_sampler=make_greedy_sampler)
+    engine = Engine(runner, sampler=FakeSampler())
     runner.fail_next = True
     with pytest.raises(OSError, match="gone away"):
         engine.generate([[1], [2]], params_of(4))
@@ -226,109 +229,222 @@ def test_generate_refuses_to_mix_with_other_requests() -> None:
         engine.generate([[1]], params_of(1))
 
 
-def test_integrity_check_finds_a_request_that_the_engine_forgot() -> None:
+def test_integrity_check_finds_a_request_that_the_engine_forgot(engines: list[Engine]) -> None:
     engine = make_engine()
+    engines.clear()
     request_id = engine.add([1], params_of(1))
     del engine._live[request_id]
     with pytest.raises(RuntimeError, match="has 0 requests but the scheduler 1"):
         engine.check_integrity()
 
 
-class Trial:
-    """An engine under test, with what is known of every request that it accepted."""
-
-    def __init__(self, engine: Engine, eos_token_ids: tuple[int, ...]) -> None:
-        self.engine = engine
-        self.eos_token_ids = eos_token_ids
-        self.expected: dict[int, list[int]] = {}
-        self.token_ids: dict[int, list[int]] = defaultdict(list)
-        self.abort_at: dict[int, int] = {}
-        self.ended: set[int] = set()
-        self.num_steps = 0
-        self.most_steps = 0
-
-    def add(self, prompt_ids: list[int], max_new_tokens: int, abort_after: int | None) -> None:
-        limits = self.engine.limits
-        num_tokens = len(prompt_ids) + max_new_tokens
-        num_storable = limits.num_blocks * limits.block_size
-        if num_tokens > limits.max_seq_len or num_tokens - 1 > num_storable:
-            with pytest.raises(RequestTooLarge):
-                self.engine.add(prompt_ids, params_of(max_new_tokens))
-            return
-        request_id = self.engine.add(prompt_ids, params_of(max_new_tokens))
-        self.expected[request_id] = continue_alone(prompt_ids, max_new_tokens, self.eos_token_ids)
-        # each step reads a prompt token or makes one of an answer, for one request or more
-        self.most_steps = max(self.most_steps, self.num_steps) + num_tokens
-        if abort_after is not None:
-            self.abort_at[request_id] = self.num_steps + abort_after
-
-    def step(self) -> None:
-        self._abort_what_is_due()
-        had_work = self.engine.has_work
-        self.num_steps += 1
-        for output in self.engine.step():
-            assert output.request_id not in self.ended
-            self.token_ids[output.request_id].append(output.token_id)
-            if output.finished:
-                self.ended.add(output.request_id)
-        self.engine.check_integrity()
-        assert not had_work or self.num_steps <= self.most_steps, "every step makes progress"
-
-    def _abort_what_is_due(self) -> None:
-        for request_id, when in self.abort_at.items():
-            if when == self.num_steps:
-                assert self.engine.abort(request_id) == (request_id not in self.ended)
-                self.ended.add(request_id)
-
-    def check_answers(self) -> None:
-        assert self.ended >= set(self.expected)
-        assert self.engine.num_free_blocks == self.engine.limits.num_blocks
-        for request_id, answer in self.expected.items():
-            got = self.token_ids[request_id]
-            assert got == (answer[: len(got)] if request_id in self.abort_at else answer)
-
-
-requests = st.tuples(
-    st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=14),  # prompt
-    st.integers(1, 10),  # max_new_tokens
-    st.one_of(st.none(), st.none(), st.integers(0, 12)),  # steps until it is aborted
-    st.integers(0, 4),  # steps before the next request
-)
-
-
-@settings(deadline=None, max_examples=150)
-@given(
-    num_blocks=st.integers(1, 7),
-    block_size=st.sampled_from([1, 2, 4, 16]),
-    max_batch=st.integers(1, 4),
-    prefill_chunk_size=st.integers(1, 6),
-    eos_token_ids=st.sets(st.integers(0, VOCAB_SIZE - 1), max_size=40),
-    asked=st.lists(requests, max_size=10),
-)
-def test_random_requests_on_small_pools_all_end_with_the_answer_they_have_alone(
-    num_blocks: int,
-    block_size: int,
-    max_batch: int,
-    prefill_chunk_size: int,
-    eos_token_ids: set[int],
-    asked: list[tuple[list[int], int, int | None, int]],
-) -> None:
-    engine = make_engine(
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_batch=max_batch,
-        decoder_batch_sizes=(max_batch, 1),
-        prefill_chunk_size=prefill_chunk_size,
-        eos_token_ids=tuple(eos_token_ids),
-    )
-    trial = Trial(engine, tuple(eos_token_ids))
-    for prompt_ids, max_new_tokens, abort_after, num_between in asked:
-        trial.add(prompt_ids, max_new_tokens, abort_after)
-        for _ in range(num_between):
-            trial.step()
+def answers_of(engine: Engine) -> dict[int, list[TokenOutput]]:
+    outputs: dict[int, list[TokenOutput]] = defaultdict(list)
     while engine.has_work:
-        trial.step()
-    trial.check_answers()
+        for output in engine.step():
+            outputs[output.request_id].append(output)
+    return outputs
+
+
+def byte_detokenizer() -> Detokenizer:
+    return ByteTokenizer().detokenizer([])
+
+
+def shown_bytes(token_ids: list[int]) -> str:
+    return bytes(token_ids).decode("utf-8", "replace")
+
+
+def test_an_answer_comes_with_its_text_as_it_grows() -> None:
+    engine = make_engine()
+    request_id = engine.add([1, 2], params_of(8), detokenizer=byte_detokenizer())
+    outputs = answers_of(engine)[request_id]
+    assert "".join(output.text for output in outputs) == shown_bytes(continue_alone([1, 2], 8))
+    assert sum(output.text != "" for output in outputs) > 1
+
+
+def test_the_token_that_ends_an_answer_is_no_part_of_its_text() -> None:
+    alone = continue_alone([1, 2], 8)
+    engine = make_engine(eos_token_ids=(alone[3],))
+    request_id = engine.add([1, 2], params_of(8), detokenizer=byte_detokenizer())
+    outputs = answers_of(engine)[request_id]
+    assert [output.token_id for output in outputs] == alone[:4]
+    assert "".join(output.text for output in outputs) == shown_bytes(alone[:3])
+
+
+def ascii_prompt(length: int) -> tuple[list[int], str]:
+    """A prompt whose answer begins with `length` characters that are one token each."""
+    for first in range(1, 10_000):
+        prompt = [first % 256, first // 256]
+        answer = continue_alone(prompt, length)
+        if all(32 <= token_id < 127 for token_id in answer) and len(set(answer)) == length:
+            return prompt, shown_bytes(answer)
+    raise AssertionError("there is none")
+
+
+@pytest.mark.parametrize("num_characters", [1, 2])
+def test_a_stop_string_ends_an_answer_and_is_no_part_of_its_text(num_characters: int) -> None:
+    prompt, text = ascii_prompt(4)
+    stop = text[1 : 1 + num_characters]
+    engine = make_engine()
+    params = SamplingParams(max_new_tokens=9, stop=("never", stop))
+    request_id = engine.add(prompt, params, detokenizer=byte_detokenizer())
+    outputs = answers_of(engine)[request_id]
+    assert "".join(output.text for output in outputs) == text[0]
+    assert len(outputs) == 1 + num_characters
+    last = outputs[-1]
+    assert (last.finish_reason, last.matched_stop) == ("stop", stop)
+    assert engine.num_free_blocks == engine.limits.num_blocks
+
+
+def test_what_might_become_a_stop_string_is_shown_when_the_answer_ends_without_it() -> None:
+    prompt, text = ascii_prompt(4)
+    engine = make_engine()
+    params = SamplingParams(max_new_tokens=4, stop=(text[2:] + "!",))
+    request_id = engine.add(prompt, params, detokenizer=byte_detokenizer())
+    outputs = answers_of(engine)[request_id]
+    assert [output.text for output in outputs] == [text[0], text[1], "", text[2:]]
+    assert (outputs[-1].finish_reason, outputs[-1].matched_stop) == ("length", None)
+
+
+def test_stop_strings_without_a_detokenizer_are_refused() -> None:
+    engine = make_engine()
+    with pytest.raises(UsageError, match="need a detokenizer"):
+        engine.add([1], SamplingParams(max_new_tokens=1, stop=("a",)))
+    assert not engine.has_work
+
+
+def test_log_probabilities_come_with_the_tokens_of_the_requests_that_asked() -> None:
+    engine = make_engine()
+    asked = engine.add([1, 2], SamplingParams(max_new_tokens=3, logprobs=2))
+    other = engine.add([3, 4], params_of(3))
+    outputs = answers_of(engine)
+    assert [len(output.logprobs.top) for output in outputs[asked] if output.logprobs] == [2] * 3
+    assert [output.logprobs for output in outputs[other]] == [None] * 3
+    (completion,) = engine.generate([[1, 2]], SamplingParams(max_new_tokens=3, logprobs=0))
+    assert completion.logprobs is not None
+    assert len(completion.logprobs) == 3
+
+
+def test_several_answers_to_one_prompt_share_its_blocks_and_draw_by_seeds_of_their_own() -> None:
+    params = SamplingParams(max_new_tokens=4, temperature=1.0, seed=5)
+    engine = make_engine(max_batch=4, prefill_chunk_size=9)
+    prompt = list(range(9))
+    ids = engine.add_several(prompt, params, 3, make_detokenizer=byte_detokenizer)
+    outputs = answers_of(engine)
+    answers = [[output.token_id for output in outputs[request_id]] for request_id in ids]
+    assert engine.counters().num_prefilled_tokens == 9 + 1 + 1
+    assert engine.counters().num_reused_tokens == 2 * 8
+    assert len({tuple(answer) for answer in answers}) == 3
+    assert all(output.text for outputs in outputs.values() for output in outputs[-1:])
+    for index, answer in enumerate(answers):
+        alone = make_engine().generate([prompt], params.for_answer(index))
+        assert alone[0].token_ids == answer
+
+
+def test_no_answer_at_all_cannot_be_asked_for() -> None:
+    with pytest.raises(UsageError, match="at least one answer"):
+        make_engine().add_several([1], params_of(1), 0)
+
+
+def test_several_answers_that_do_not_fit_are_refused_together() -> None:
+    engine = make_engine()
+    with pytest.raises(RequestTooLarge):
+        engine.add_several([1], params_of(16), 3)
+    assert not engine.has_work
+
+
+def test_a_sampled_answer_is_the_same_though_it_was_preempted() -> None:
+    params = SamplingParams(max_new_tokens=13, temperature=1.0, seed=3)
+    sizes = {"max_seq_len": 99, "prefill_chunk_size": 9}
+    prompts = [[1, 2, 3, 4], [5, 6, 7, 8]]
+    undisturbed = [make_engine(**sizes).generate([prompt], params)[0] for prompt in prompts]
+    engine = make_engine(num_blocks=5, **sizes)
+    assert engine.generate(prompts, params) == undisturbed
+    assert engine.counters().num_preemptions > 0
+
+
+@pytest.mark.parametrize("num_blocks", [4, 5, 8, 9, 50])
+def test_answers_go_on_as_if_nothing_had_been_when_the_cache_is_resized(num_blocks: int) -> None:
+    runner = FakeRunner(make_limits(max_batch=3))
+    engine = Engine(runner, sampler=FakeSampler())
+    prompts = {engine.add([number] * 5, params_of(11)): [number] * 5 for number in range(4)}
+    token_ids: dict[int, list[int]] = defaultdict(list)
+    sizes = itertools.cycle([num_blocks, 8])
+    while engine.has_work:
+        for output in engine.step():
+            token_ids[output.request_id].append(output.token_id)
+        engine.resize_kvcache(next(sizes))
+        engine.check_integrity()
+        check_contents(engine)
+    assert engine.limits == runner.limits
+    assert token_ids == {i: continue_alone(prompt, 11) for i, prompt in prompts.items()}
+
+
+def test_a_resize_that_a_live_request_could_not_survive_changes_nothing() -> None:
+    engine = make_engine()
+    request_id = engine.add([1] * 9, params_of(5))  # 13 tokens, 4 blocks
+    engine.step()
+    with pytest.raises(DoesNotFit, match=f"request {request_id} .* ask for at least 4"):
+        engine.resize_kvcache(3)
+    assert engine.limits.num_blocks == 8
+    assert run_to_end(engine)[0] == {request_id: continue_alone([1] * 9, 5)}
+    engine.resize_kvcache(3)
+    assert engine.limits.num_blocks == 3
+    with pytest.raises(RequestTooLarge, match="the KV cache has 3"):
+        engine.add([1] * 9, params_of(5))
+
+
+def test_a_resize_that_the_system_refuses_changes_no_answer() -> None:
+    runner = FakeRunner(make_limits())
+    runner.most_blocks = 8
+    engine = Engine(runner, sampler=FakeSampler())
+    request_id = engine.add([1] * 5, params_of(8))
+    engine.step()
+    with pytest.raises(DoesNotFit, match="memory for 8 blocks"):
+        engine.resize_kvcache(9)
+    assert engine.limits.num_blocks == runner.limits.num_blocks == 8
+    assert run_to_end(engine)[0] == {request_id: continue_alone([1] * 5, 8)}
+
+
+def test_a_resize_to_the_same_size_asks_nothing_of_the_runner() -> None:
+    runner = FakeRunner(make_limits())
+    runner.most_blocks = 0
+    Engine(runner, sampler=FakeSampler()).resize_kvcache(8)
+
+
+@pytest.mark.parametrize("num_blocks", [0, -1, 2**31, 1.5, True, "x"])
+def test_a_resize_to_no_number_of_blocks_is_a_usage_error(num_blocks: Any) -> None:
+    with pytest.raises(InvalidBlockCount):
+        make_engine().resize_kvcache(num_blocks)
+
+
+def test_counters_add_up() -> None:
+    engine = make_engine()
+    first = engine.counters()
+    assert (first.num_blocks, first.num_free_blocks) == (8, 8)
+    assert (first.num_prefilled_tokens, first.num_decoded_tokens, first.programs_ns) == (0, 0, 0)
+    engine.generate([[1, 2, 3, 4, 5]], params_of(4))
+    engine.add([1, 2, 3, 4, 5, 6], params_of(3))
+    engine.step()
+    counters = engine.counters()
+    assert (counters.num_running, counters.num_waiting, counters.num_preemptions) == (1, 0, 0)
+    # The last token of an answer is read by nobody.
+    assert counters.num_prefilled_tokens == 5 + 2
+    assert counters.num_reused_tokens == 4
+    assert counters.num_decoded_tokens == 3
+    assert counters.num_used_blocks == 2
+    total = counters.num_free_blocks + counters.num_used_blocks + counters.num_cached_blocks
+    assert total == counters.num_blocks
+    assert min(counters.scheduler_ns, counters.programs_ns, counters.sampler_ns) > 0
+
+
+def test_an_engine_that_lost_a_block_says_so_when_it_becomes_idle(engines: list[Engine]) -> None:
+    engine = make_engine()
+    engines.clear()
+    engine.add([1], params_of(1))
+    engine._scheduler._tables.pool.allocate(1)
+    with pytest.raises(RuntimeError, match="are handed out"):
+        engine.step()
 
 
 def test_the_engine_package_loads_neither_torch_nor_transformers() -> None:

@@ -22,7 +22,7 @@ from reference_plans import (
 )
 
 from artifacts import make_artifact
-from fakes import FakeRunner, continue_alone, make_greedy_sampler, make_limits
+from fakes import FakeRunner, FakeSampler, continue_alone, make_limits
 from reblock.artifact.reader import open_artifact
 from reblock.artifact.resize import plan_resize
 from reblock.budget import parse_budget
@@ -83,7 +83,7 @@ def estimate_reference(name: str, budget: object) -> Sizing:
 
 
 def make_engine(**limits: Any) -> Engine:
-    return Engine(FakeRunner(make_limits(**limits)), make_sampler=make_greedy_sampler)
+    return Engine(FakeRunner(make_limits(**limits)), sampler=FakeSampler())
 
 
 def run_to_end(engine: Engine) -> dict[int, list[int]]:

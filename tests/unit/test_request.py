@@ -25,6 +25,10 @@ from reblock.errors import InvalidOption, UsageError
         ("repetition_penalty", 100),
         ("seed", 0),
         ("seed", 2**63 - 1),
+        ("stop", ()),
+        ("stop", ("a", "\n\n")),
+        ("logprobs", 0),
+        ("logprobs", 20),
     ],
 )
 def test_values_in_range_are_accepted(name: str, value: Any) -> None:
@@ -59,6 +63,13 @@ def test_values_in_range_are_accepted(name: str, value: Any) -> None:
         ("seed", -1),
         ("seed", 2**63),
         ("seed", 1.0),
+        ("stop", "a"),
+        ("stop", ["a"]),
+        ("stop", ("a", "")),
+        ("stop", (1,)),
+        ("logprobs", -1),
+        ("logprobs", 21),
+        ("logprobs", True),
     ],
 )
 def test_values_out_of_range_are_refused_by_name(name: str, value: Any) -> None:
@@ -66,6 +77,19 @@ def test_values_out_of_range_are_refused_by_name(name: str, value: Any) -> None:
         SamplingParams(**{"max_new_tokens": 5, name: value})
     assert caught.value.option == name
     assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("seed", "index", "expected"),
+    [(None, 3, None), (7, 0, 7), (7, 3, 10), (2**63 - 1, 0, 2**63 - 1), (2**63 - 1, 2, 1)],
+)
+def test_the_seeds_of_several_answers_count_on_from_the_first(
+    seed: int | None, index: int, expected: int | None
+) -> None:
+    params = SamplingParams(max_new_tokens=5, seed=seed, temperature=1.5)
+    assert params.for_answer(index) == SamplingParams(
+        max_new_tokens=5, seed=expected, temperature=1.5
+    )
 
 
 def _sequence(num_prompt: int, max_new_tokens: int, *, ignore_eos: bool = False) -> Sequence:
@@ -83,8 +107,9 @@ def test_the_last_token_is_not_stored(num_prompt: int, num_new: int, num_stored:
     assert _sequence(num_prompt, num_new).num_stored_tokens == num_stored
 
 
-def test_a_sequence_is_prefilled_when_its_prompt_is_computed() -> None:
+def test_a_sequence_is_prefilled_when_all_that_it_has_to_read_is_computed() -> None:
     sequence = _sequence(3, 1)
+    sequence.num_to_read = 3
     sequence.num_computed = 2
     assert not sequence.is_prefilled
     sequence.num_computed = 3
@@ -112,5 +137,6 @@ def test_a_sequence_ends_at_eos_or_at_its_length(
     output_ids: list[int], ignore_eos: bool, reason: str | None
 ) -> None:
     sequence = _sequence(1, 2, ignore_eos=ignore_eos)
-    sequence.output_ids = output_ids
+    sequence.token_ids += output_ids
+    assert sequence.num_output == len(output_ids)
     assert sequence.finish_reason(frozenset({7})) == reason

@@ -11,16 +11,19 @@ pytest.importorskip("transformers")
 
 from fakes import FakeRunner, make_limits  # noqa: E402
 from reblock.engine import Engine, SamplingParams  # noqa: E402
-from reblock.engine.sampler import make_sampler  # noqa: E402
+from reblock.engine.sampler import TorchSampler  # noqa: E402
 
 pytestmark = pytest.mark.full
 
+SAMPLER = TorchSampler()
 # probabilities 0.5, 0.25, 0.15, 0.1
 LOGITS = torch.tensor([0.5, 0.25, 0.15, 0.1]).log()
 
 
 def sampler(**changes: Any) -> Any:
-    return make_sampler(SamplingParams(**{"max_new_tokens": 1, **changes}))
+    """What chooses the tokens of one request from its logits and its tokens so far."""
+    state = SAMPLER.start(SamplingParams(**{"max_new_tokens": 1, **changes}))
+    return lambda logits, ids: SAMPLER.choose([logits], [state], [ids])[0].token_id
 
 
 def drawn(num_draws: int = 400, **changes: Any) -> Counter[int]:
@@ -108,6 +111,69 @@ def test_logits_are_left_as_they_were() -> None:
 def test_logits_that_are_not_a_number_raise_instead_of_giving_a_token(temperature: float) -> None:
     with pytest.raises(RuntimeError, match="not a number"):
         sampler(temperature=temperature)(torch.tensor([0.1, math.nan, 0.3]), [0])
+
+
+def states_of(*asked: dict[str, Any]) -> list[Any]:
+    return [SAMPLER.start(SamplingParams(**{"max_new_tokens": 1, **one})) for one in asked]
+
+
+def test_greedy_and_sampled_rows_of_one_call_are_chosen_as_each_would_be_alone() -> None:
+    asked: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0, "seed": 1},
+        {"repetition_penalty": 3.0},
+        {"temperature": 0.7, "top_k": 2, "seed": 2},
+    ]
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.rand((4, 50), generator=generator)
+    ids = [[1], [2], [int(logits[2].argmax())], [4]]
+    for rows in (logits, list(logits)):
+        choices = SAMPLER.choose(rows, states_of(*asked), ids)
+        alone = [sampler(**one)(logits[row], ids[row]) for row, one in enumerate(asked)]
+        assert [choice.token_id for choice in choices] == alone
+    assert choices[2].token_id != ids[2][0]
+
+
+def test_of_equally_probable_tokens_greedy_takes_the_first() -> None:
+    logits = torch.zeros((2, 1000))
+    logits[1, [300, 700]] = 1.0
+    choices = SAMPLER.choose(logits, states_of({}, {}), [[0], [0]])
+    assert [choice.token_id for choice in choices] == [0, 300]
+
+
+def test_log_probabilities_are_the_models_own_whatever_is_drawn_from() -> None:
+    (state,) = states_of({"temperature": 5.0, "top_k": 1, "repetition_penalty": 9.0, "logprobs": 2})
+    (choice,) = SAMPLER.choose([LOGITS], [state], [[0]])
+    assert choice.logprobs is not None
+    probabilities = [0.5, 0.25, 0.15, 0.1]
+    assert math.exp(choice.logprobs.chosen) == pytest.approx(probabilities[choice.token_id])
+    assert [token_id for token_id, _ in choice.logprobs.top] == [0, 1]
+    assert [math.exp(value) for _, value in choice.logprobs.top] == pytest.approx([0.5, 0.25])
+
+
+@pytest.mark.parametrize(("num_asked", "num_given"), [(0, 0), (3, 3), (4, 4), (20, 4)])
+def test_no_more_log_probabilities_are_given_than_there_are_tokens(
+    num_asked: int, num_given: int
+) -> None:
+    (choice,) = SAMPLER.choose([LOGITS], states_of({"logprobs": num_asked}), [[0]])
+    assert choice.logprobs is not None
+    assert len(choice.logprobs.top) == num_given
+    assert math.exp(choice.logprobs.chosen) == pytest.approx(0.5)
+
+
+def test_without_being_asked_for_there_are_no_log_probabilities() -> None:
+    assert SAMPLER.choose([LOGITS], states_of({}), [[0]])[0].logprobs is None
+
+
+def test_a_call_with_a_row_that_is_not_a_number_draws_for_no_row() -> None:
+    states = states_of({"temperature": 1.5, "seed": 4}, {})
+    bad = torch.stack([LOGITS, torch.full((4,), math.nan)])
+    with pytest.raises(RuntimeError, match="not a number"):
+        SAMPLER.choose(bad, states, [[0], [0]])
+    undisturbed = sampler(temperature=1.5, seed=4)
+    for _ in range(20):
+        (choice,) = SAMPLER.choose([LOGITS], states[:1], [[0]])
+        assert choice.token_id == undisturbed(LOGITS, [0])
 
 
 class TorchRunner(FakeRunner):

@@ -19,8 +19,8 @@ from reblock.units import format_gib
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from reblock.engine.detokenizer import Detokenizer
-    from reblock.engine.engine import Engine, TokenOutput
+    from reblock.engine.engine import Engine
+    from reblock.engine.outputs import TokenOutput
     from reblock.engine.request import FinishReason
     from reblock.engine.text import Tokenizer
 
@@ -57,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="continue the prompt itself: leave the model's chat template out",
     )
     _add_sampling_arguments(parser)
+    parser.add_argument(
+        "--stop",
+        metavar="TEXT",
+        action="append",
+        help="a text that ends an answer and is left out of it; may be given several times",
+    )
     parser.add_argument(
         "--threads",
         metavar="N",
@@ -111,21 +117,15 @@ class _Answer:
 
     prompt: str
     prompt_ids: list[int]
-    detokenizer: Detokenizer
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
 
-    def take(self, output: TokenOutput) -> str:
-        """Add a token and return the text that came of it."""
+    def take(self, output: TokenOutput) -> None:
+        """Add a token and the text that came of it."""
         self.token_ids.append(output.token_id)
         self.finish_reason = output.finish_reason
-        # the token that ends an answer is no part of its text, whether it is special or not
-        piece = "" if output.finish_reason == "stop" else self.detokenizer.add(output.token_id)
-        if output.finished:
-            piece += self.detokenizer.flush()
-        self.text += piece
-        return piece
+        self.text += output.text
 
 
 def run(args: argparse.Namespace) -> int:
@@ -147,9 +147,8 @@ def run(args: argparse.Namespace) -> int:
             room = engine.limits.max_request_tokens - len(prompt_ids)
             params = replace(params, max_new_tokens=max(1, min(DEFAULT_NEW_TOKENS, room)))
         detokenizer = tokenizer.detokenizer(prompt_ids, raw=args.raw)
-        answers[engine.add(prompt_ids, params)] = _Answer(
-            prompt=prompt, prompt_ids=prompt_ids, detokenizer=detokenizer
-        )
+        request_id = engine.add(prompt_ids, params, detokenizer=detokenizer)
+        answers[request_id] = _Answer(prompt=prompt, prompt_ids=prompt_ids)
     _serve(engine, answers, args)
     return 0
 
@@ -181,7 +180,7 @@ def _sampling_params(args: argparse.Namespace) -> SamplingParams:
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
     max_new_tokens = 1 if args.max_new_tokens is None else args.max_new_tokens
-    params = SamplingParams(max_new_tokens=max_new_tokens, **given)
+    params = SamplingParams(max_new_tokens=max_new_tokens, stop=tuple(args.stop or ()), **given)
     idle = [name for name in ("top_k", "top_p", "min_p", "seed") if name in given]
     if params.temperature == 0 and idle:
         options = ", ".join("--" + name.replace("_", "-") for name in idle)
@@ -221,9 +220,9 @@ def _serve(engine: Engine, answers: dict[int, _Answer], args: argparse.Namespace
         num_ended = sum(output.finished for output in outputs)
         most_running = max(most_running, engine.num_running + num_ended)
         for output in outputs:
-            piece = answers[output.request_id].take(output)
-            if streams and piece:
-                print(piece, end="", flush=True)
+            answers[output.request_id].take(output)
+            if streams and output.text:
+                print(output.text, end="", flush=True)
         while not args.json and unprinted and unprinted[0].finish_reason is not None:
             number = num_answers - len(unprinted) + 1
             _print_answer(unprinted.pop(0), number, num_answers, streamed=streams)

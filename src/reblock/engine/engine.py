@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from reblock.engine.request import FinishReason, SamplingParams, Sequence
+from reblock.block_count import parse_block_count
+from reblock.engine.counters import EngineCounters, Stopwatch
+from reblock.engine.outputs import Completion, TokenOutput
+from reblock.engine.request import Sequence
 from reblock.engine.scheduler import PrefillWork, Scheduler
+from reblock.engine.stop import AnswerText
+from reblock.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -14,41 +19,27 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from reblock.engine.choices import Choice, Sampler
+    from reblock.engine.detokenizer import Detokenizer
     from reblock.engine.limits import EngineLimits
+    from reblock.engine.request import SamplingParams
     from reblock.engine.runner import Runner
     from reblock.engine.scheduler import DecodeWork
 
-    ChooseToken = Callable[[Tensor, list[int]], int]
-    MakeSampler = Callable[[SamplingParams], ChooseToken]
-
-__all__ = ["Completion", "Engine", "TokenOutput"]
+__all__ = ["Engine"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenOutput:
-    """One token that a request produced."""
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What the engine keeps of a request until it ends."""
 
-    request_id: int
-    token_id: int
-    finish_reason: FinishReason | None
-    """Set with the last token: "stop" for an end-of-sequence token, else "length"."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether this is the request's last token."""
-        return self.finish_reason is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """The whole answer to one prompt, an end-of-sequence token included."""
-
-    token_ids: list[int]
-    finish_reason: FinishReason
+    sequence: Sequence
+    sampling: Any  # the sampler's own
+    text: AnswerText | None
 
 
 class Engine:
-    """Queue, scheduler, runner and samplers together.
+    """Queue, scheduler, runner and sampler together.
 
     It belongs to one thread. `step` makes one call to the runner; as long as `has_work`, every
     step makes progress, and every request that `add` accepted ends after finitely many.
@@ -59,29 +50,30 @@ class Engine:
         runner: Runner,
         *,
         eos_token_ids: Collection[int] | None = None,
-        make_sampler: MakeSampler | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
         """Start idle.
 
         Args:
             runner: the compiled programs and their cache; the engine is its only user.
             eos_token_ids: tokens that end a request, in place of those of `runner.limits`.
-            make_sampler: what chooses the tokens of one request; by default
-                `reblock.engine.sampler.make_sampler`.
+            sampler: what chooses the tokens; by default `reblock.engine.sampler.TorchSampler`.
         """
         if eos_token_ids is None:
             eos_token_ids = runner.limits.eos_token_ids
         self._runner = runner
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._make_sampler = make_sampler or _default_make_sampler()
+        self._sampler = sampler or _default_sampler()
         self._scheduler = Scheduler(runner.limits)
-        self._live: dict[int, tuple[Sequence, ChooseToken]] = {}
+        self._live: dict[int, _Request] = {}
         self._next_id = 0
+        self._stopwatch = Stopwatch()
+        self._num_prefilled_tokens = self._num_decoded_tokens = 0
 
     @property
     def limits(self) -> EngineLimits:
         """The sizes of the runner's programs and cache."""
-        return self._runner.limits
+        return self._scheduler.limits
 
     @property
     def kv_bytes(self) -> int:
@@ -100,27 +92,87 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for blocks or for a slot."""
+        """Requests that wait for blocks, for a slot, or for their turn to be read."""
         return self._scheduler.num_waiting
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no request holds; all of them when the engine is idle."""
-        return self._scheduler.num_free_blocks
+        """Blocks that no request holds, cached ones too; all of them when the engine is idle."""
+        return self._scheduler.num_free_blocks + self._scheduler.num_cached_blocks
 
-    def add(self, prompt_ids: SequenceOf[int], params: SamplingParams) -> int:
+    def counters(self) -> EngineCounters:
+        """What the engine has done so far, and what it has left."""
+        scheduler, spent_ns = self._scheduler, self._stopwatch.spent_ns
+        return EngineCounters(
+            num_blocks=self.limits.num_blocks,
+            num_free_blocks=scheduler.num_free_blocks,
+            num_used_blocks=self.limits.num_blocks - self.num_free_blocks,
+            num_cached_blocks=scheduler.num_cached_blocks,
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_preemptions=scheduler.num_preemptions,
+            num_prefilled_tokens=self._num_prefilled_tokens,
+            num_reused_tokens=scheduler.num_reused_tokens,
+            num_decoded_tokens=self._num_decoded_tokens,
+            scheduler_ns=spent_ns("scheduler"),
+            programs_ns=spent_ns("programs"),
+            sampler_ns=spent_ns("sampler"),
+        )
+
+    def add(
+        self,
+        prompt_ids: SequenceOf[int],
+        params: SamplingParams,
+        *,
+        detokenizer: Detokenizer | None = None,
+    ) -> int:
         """Queue a request and return its id.
+
+        Args:
+            prompt_ids: the tokens of the prompt.
+            params: how its tokens are chosen.
+            detokenizer: makes text of the answer; stop strings need it.
 
         Raises:
             RequestTooLarge: it could never be served; the message says what could.
-            UsageError: the prompt has no tokens.
+            UsageError: the prompt has no tokens, or there are stop strings without a detokenizer.
         """
+        if params.stop and detokenizer is None:
+            raise UsageError(f"the stop strings {params.stop!r} need a detokenizer to find them")
         sequence = Sequence(request_id=self._next_id, prompt_ids=list(prompt_ids), params=params)
-        choose = self._make_sampler(params)
+        text = None if detokenizer is None else AnswerText(detokenizer, params.stop)
+        request = _Request(sequence, self._sampler.start(params), text)
         self._scheduler.add(sequence)
-        self._live[sequence.request_id] = (sequence, choose)
+        self._live[sequence.request_id] = request
         self._next_id += 1
         return sequence.request_id
+
+    def add_several(
+        self,
+        prompt_ids: SequenceOf[int],
+        params: SamplingParams,
+        num_answers: int,
+        *,
+        make_detokenizer: Callable[[], Detokenizer] | None = None,
+    ) -> list[int]:
+        """Queue `num_answers` requests for answers to one prompt and return their ids.
+
+        They share the blocks of the prompt. A seed is that of the first answer; the others count
+        on from it.
+
+        Raises:
+            RequestTooLarge, UsageError: as `add` does. None is queued then.
+        """
+        if num_answers < 1:
+            raise UsageError(f"at least one answer can be asked for, not {num_answers!r}")
+        return [
+            self.add(
+                prompt_ids,
+                params.for_answer(index),
+                detokenizer=make_detokenizer() if make_detokenizer else None,
+            )
+            for index in range(num_answers)
+        ]
 
     def abort(self, request_id: int) -> bool:
         """End a request at once and free its blocks; False where it has ended already."""
@@ -133,15 +185,39 @@ class Engine:
         """Make one call to the runner and return the tokens that came of it.
 
         The list is empty when the engine is idle, and after a chunk that is not the last of its
-        prompt. Where the runner raises, nothing has changed: the step may be repeated, or the
+        prompt. Where the runner raises, no request has changed: the step may be repeated, or the
         requests aborted.
         """
-        work = self._scheduler.schedule()
+        timing = self._stopwatch.timing
+        with timing("scheduler"):
+            work = self._scheduler.schedule()
         if work is None:
             return []
-        if isinstance(work, PrefillWork):
-            return self._prefill(work)
-        return self._decode(work)
+        with timing("programs"):
+            logits, requests = self._run(work)
+        with timing("sampler"):
+            choices = self._choose(logits, requests)
+        with timing("scheduler"):
+            self._scheduler.advance(work)
+        return list(map(self._take, requests, choices))
+
+    def resize_kvcache(self, num_blocks: int) -> None:
+        """Give the cache of the running engine another number of blocks, between two steps.
+
+        Requests go on: their blocks are moved to where there is room, and where there is none the
+        newest requests are preempted. Later requests are accepted by the new size.
+
+        Raises:
+            InvalidBlockCount: `num_blocks` is no number of blocks.
+            DoesNotFit: a request that waits or runs could not end in so few, or the system has not
+                that much memory to give. The cache is as it was.
+        """
+        num_blocks = parse_block_count(num_blocks)
+        if num_blocks == self.limits.num_blocks:
+            return
+        moves = self._scheduler.plan_resize(num_blocks)
+        self._runner.resize(num_blocks, moves)
+        self._scheduler.resize(num_blocks, moves)
 
     def generate(
         self, prompts: SequenceOf[SequenceOf[int]], params: SamplingParams
@@ -155,25 +231,17 @@ class Engine:
         """
         if self._live:
             raise RuntimeError("generate needs an idle engine; use add and step beside others")
-        request_ids: list[int] = []
-        token_ids: dict[int, list[int]] = {}
-        reasons: dict[int, FinishReason] = {}
+        answers: dict[int, list[TokenOutput]] = {}
         try:
             for prompt_ids in prompts:
-                request_id = self.add(prompt_ids, params)
-                request_ids.append(request_id)
+                answers[self.add(prompt_ids, params)] = []
             while self.has_work:
                 for output in self.step():
-                    token_ids.setdefault(output.request_id, []).append(output.token_id)
-                    if output.finish_reason is not None:
-                        reasons[output.request_id] = output.finish_reason
+                    answers[output.request_id].append(output)
         finally:
-            for request_id in request_ids:
+            for request_id in answers:
                 self.abort(request_id)
-        return [
-            Completion(token_ids=token_ids[request_id], finish_reason=reasons[request_id])
-            for request_id in request_ids
-        ]
+        return [_completion(outputs) for outputs in answers.values()]
 
     def check_integrity(self) -> None:
         """Prove that no block and no slot is lost or held twice; RuntimeError where one is."""
@@ -184,52 +252,76 @@ class Engine:
                 f"the engine has {len(self._live)} requests but the scheduler {num_known}"
             )
 
-    def _prefill(self, work: PrefillWork) -> list[TokenOutput]:
-        sequence = work.sequence
-        logits = self._runner.prefill(
-            work.token_ids, work.start, sequence.block_table, sequence.running_slot
-        )
-        if not work.is_last:
-            sequence.num_computed += len(work.token_ids)
-            return []
-        token_id = self._choose(sequence, logits)
-        sequence.num_computed += len(work.token_ids)
-        return [self._take(sequence, token_id)]
-
-    def _decode(self, work: DecodeWork) -> list[TokenOutput]:
+    def _run(self, work: PrefillWork | DecodeWork) -> tuple[Tensor | list[Tensor], list[_Request]]:
+        """Have the programs read tokens; return logits for the requests that get one of it."""
+        if isinstance(work, PrefillWork):
+            sequence = work.sequence
+            logits = self._runner.prefill(
+                work.token_ids, work.start, sequence.block_table, sequence.running_slot
+            )
+            self._num_prefilled_tokens += len(work.token_ids)
+            return [logits], [self._live[sequence.request_id]] if work.is_last else []
         sequences = work.sequences
         logits = self._runner.decode(
-            [sequence.output_ids[-1] for sequence in sequences],
+            [sequence.token_ids[-1] for sequence in sequences],
             [sequence.num_computed for sequence in sequences],
             [sequence.block_table for sequence in sequences],
             [sequence.running_slot for sequence in sequences],
         )
+        self._num_decoded_tokens += len(sequences)
+        return logits, [self._live[sequence.request_id] for sequence in sequences]
+
+    def _choose(self, logits: Tensor | list[Tensor], requests: list[_Request]) -> list[Choice]:
         # All are chosen before any is taken, so that a step that fails leaves all as they were.
-        token_ids = [self._choose(sequence, logits[row]) for row, sequence in enumerate(sequences)]
-        outputs = []
-        for sequence, token_id in zip(sequences, token_ids, strict=True):
-            sequence.num_computed += 1
-            outputs.append(self._take(sequence, token_id))
-        return outputs
+        if not requests:
+            return []
+        states = [request.sampling for request in requests]
+        return self._sampler.choose(
+            logits, states, [request.sequence.token_ids for request in requests]
+        )
 
-    def _choose(self, sequence: Sequence, logits: Tensor) -> int:
-        choose = self._live[sequence.request_id][1]
-        return choose(logits, sequence.prompt_ids + sequence.output_ids)
-
-    def _take(self, sequence: Sequence, token_id: int) -> TokenOutput:
-        sequence.output_ids.append(token_id)
+    def _take(self, request: _Request, choice: Choice) -> TokenOutput:
+        sequence, text = request.sequence, request.text
+        sequence.token_ids.append(choice.token_id)
         reason = sequence.finish_reason(self._eos_token_ids)
+        piece, matched = "", None
+        if text is not None:
+            # The token that ends an answer is no part of its text, whether it is special or not.
+            piece = "" if reason == "stop" else text.add(choice.token_id)
+            if reason is not None:
+                piece += text.finish()
+            matched = text.matched
+            reason = reason if matched is None else "stop"
         if reason is not None:
             self._end(sequence.request_id)
-        return TokenOutput(request_id=sequence.request_id, token_id=token_id, finish_reason=reason)
+        return TokenOutput(
+            request_id=sequence.request_id,
+            token_id=choice.token_id,
+            text=piece,
+            logprobs=choice.logprobs,
+            finish_reason=reason,
+            matched_stop=matched,
+        )
 
     def _end(self, request_id: int) -> None:
-        sequence, _ = self._live.pop(request_id)
-        self._scheduler.release(sequence)
+        self._scheduler.release(self._live.pop(request_id).sequence)
+        if not self._live:
+            self.check_integrity()
 
 
-def _default_make_sampler() -> MakeSampler:
+def _completion(outputs: list[TokenOutput]) -> Completion:
+    reason = outputs[-1].finish_reason
+    assert reason is not None  # every request that was accepted ends
+    logprobs = [output.logprobs for output in outputs if output.logprobs is not None]
+    return Completion(
+        token_ids=[output.token_id for output in outputs],
+        finish_reason=reason,
+        logprobs=logprobs or None,
+    )
+
+
+def _default_sampler() -> Sampler:
     # imported here, because the engine itself needs no torch
-    from reblock.engine.sampler import make_sampler
+    from reblock.engine.sampler import TorchSampler
 
-    return make_sampler
+    return TorchSampler()

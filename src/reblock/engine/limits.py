@@ -1,4 +1,4 @@
-"""The sizes of the compiled programs and their cache, fixed before the first request."""
+"""The sizes of the compiled programs and of their cache."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ class EngineLimits:
     prefill_chunk_size: int
     """Prompt tokens that one prefill call takes, at most."""
     eos_token_ids: tuple[int, ...]
+    has_rings: bool
+    """Whether some layers keep the last tokens of each slot, in a ring of its own, not in blocks.
+
+    What such a layer has to remember of a prompt is in no block, so prompts cannot share blocks."""
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_seq_len", "max_batch", "prefill_chunk_size"):

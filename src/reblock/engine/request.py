@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 from reblock.errors import InvalidOption, UsageError
+
+if TYPE_CHECKING:
+    from reblock.engine.prefix_cache import Prefix
 
 __all__ = ["FinishReason", "SamplingParams", "Sequence"]
 
 FinishReason = Literal["stop", "length"]
-"""Why a request ended: it produced an end-of-sequence token, or all tokens it asked for."""
+"""Why a request ended.
+
+"stop" is an end-of-sequence token or a stop string, "length" all the tokens it asked for."""
 
 MIN_TEMPERATURE = 1e-5
 """Below it, logits divided by the temperature could leave the range of a 32-bit float."""
@@ -19,6 +24,7 @@ MIN_TEMPERATURE = 1e-5
 MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 100.0
 MAX_SEED = 2**63 - 1
+MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +49,12 @@ class SamplingParams:
     """Makes sampling repeatable; None draws a new seed."""
     ignore_eos: bool = False
     """Go on to `max_new_tokens` whatever the model says."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer where they begin; they are no part of it."""
+    logprobs: int | None = None
+    """Tell the log probability of each token and of this many of the most probable ones.
+
+    They are the model's own, before temperature and all else above."""
 
     def __post_init__(self) -> None:
         _check_int("max_new_tokens", self.max_new_tokens, minimum=1)
@@ -65,6 +77,20 @@ class SamplingParams:
         )
         if self.seed is not None:
             _check_int("seed", self.seed, minimum=0, maximum=MAX_SEED)
+        if not isinstance(self.stop, tuple) or not all(map(_is_text, self.stop)):
+            _refuse("stop", self.stop, "a tuple of texts, none of them empty")
+        if self.logprobs is not None:
+            _check_int("logprobs", self.logprobs, minimum=0, maximum=MAX_LOGPROBS)
+
+    def for_answer(self, index: int) -> SamplingParams:
+        """Return the parameters of one of several answers: its seed is `seed + index`."""
+        if self.seed is None or index == 0:
+            return self
+        return replace(self, seed=(self.seed + index) % (MAX_SEED + 1))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
 
 
 def _refuse(name: str, value: object, accepted: str) -> None:
@@ -90,23 +116,34 @@ def _check_float(name: str, value: object, low: float, high: float) -> None:
 class Sequence:
     """One request while it is served; the scheduler and the engine change it.
 
-    `prompt_ids + output_ids` are its tokens. The keys and values of the first `num_computed` of
-    them are stored in the cache, in the blocks of `block_table`, `block_size` tokens each.
+    The keys and values of the first `num_computed` of its tokens are stored in the cache, in the
+    blocks of `block_table`, `block_size` tokens each.
     """
 
     request_id: int
     prompt_ids: list[int]
     params: SamplingParams
-    output_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(init=False)
+    """Prompt and answer so far."""
     block_table: list[int] = field(default_factory=list)
     """Empty while the request waits."""
     slot: int | None = None
     """Its row in caches kept per running request (sliding windows); None while it waits."""
     num_computed: int = 0
+    num_to_read: int = 0
+    """How many tokens the prefill program reads: all that were there when it was admitted."""
+    prefix: Prefix | None = None
+    """Its last full block, as the prefix cache knows it; None while it waits."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
             raise UsageError("the prompt has no tokens; a request needs at least one")
+        self.token_ids = list(self.prompt_ids)
+
+    @property
+    def num_output(self) -> int:
+        """How many tokens the answer has so far."""
+        return len(self.token_ids) - len(self.prompt_ids)
 
     @property
     def num_stored_tokens(self) -> int:
@@ -125,15 +162,15 @@ class Sequence:
 
     @property
     def is_prefilled(self) -> bool:
-        """Whether the whole prompt is in the cache."""
-        return self.num_computed >= len(self.prompt_ids)
+        """Whether all tokens are in the cache that were there when the request was admitted."""
+        return self.num_computed >= self.num_to_read
 
     def finish_reason(self, eos_token_ids: frozenset[int]) -> FinishReason | None:
-        """Why the sequence is over, or None where it goes on."""
-        if not self.output_ids:
+        """Why the sequence is over by its tokens, or None where it goes on."""
+        if not self.num_output:
             return None
-        if self.output_ids[-1] in eos_token_ids and not self.params.ignore_eos:
+        if self.token_ids[-1] in eos_token_ids and not self.params.ignore_eos:
             return "stop"
-        if len(self.output_ids) >= self.params.max_new_tokens:
+        if self.num_output >= self.params.max_new_tokens:
             return "length"
         return None

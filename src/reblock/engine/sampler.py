@@ -2,57 +2,99 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
+from torch import Tensor
+
+from reblock.engine.choices import Choice, LogProbs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
-    from torch import LongTensor, Tensor
+    from torch import LongTensor
     from transformers import LogitsProcessorList
 
     from reblock.engine.request import SamplingParams
 
-__all__ = ["make_sampler"]
+__all__ = ["SamplerState", "TorchSampler"]
 
 
-def make_sampler(params: SamplingParams) -> Callable[[Tensor, list[int]], int]:
-    """A function that chooses the next token of one request.
+@dataclass(frozen=True, slots=True)
+class SamplerState:
+    """What is known of one request: what its logits go through, and its own random numbers."""
 
-    It takes the logits [vocab] after the request's last token and all its token ids, prompt
-    first. Every request has a random generator of its own, so that what runs beside it never
-    changes what it draws. Raises RuntimeError on logits that are not a number.
+    processors: LogitsProcessorList | None
+    generator: torch.Generator | None
+    """None takes the most probable token."""
+    num_logprobs: int | None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the most probable token is taken as the model says."""
+        return self.processors is None and self.generator is None
+
+
+class TorchSampler:
+    """The `reblock.engine.choices.Sampler` for logits that are tensors of torch.
+
+    Greedy tokens of all requests come from one pass over the logits. Whatever else a request asks
+    for costs that request alone.
     """
-    processors = _logits_processors(params)
-    if params.temperature == 0:
-        return lambda logits, token_ids: int(_process(processors, logits, token_ids).argmax())
-    generator = torch.Generator()
-    if params.seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(params.seed)
 
-    def sample(logits: Tensor, token_ids: list[int]) -> int:
-        probabilities = _process(processors, logits, token_ids).softmax(dim=-1)
-        return int(torch.multinomial(probabilities, 1, generator=generator))
+    def start(self, params: SamplingParams) -> SamplerState:
+        """Return the state of a new request; without a seed it draws one."""
+        generator = None
+        if params.temperature > 0:
+            generator = torch.Generator()
+            if params.seed is None:
+                generator.seed()
+            else:
+                generator.manual_seed(params.seed)
+        return SamplerState(_logits_processors(params), generator, params.logprobs)
 
-    return sample
+    def choose(
+        self,
+        logits: Tensor | list[Tensor],
+        states: Sequence[SamplerState],
+        token_ids: Sequence[list[int]],
+    ) -> list[Choice]:
+        """Choose one token for each request; see `reblock.engine.choices.Sampler`."""
+        rows = logits if isinstance(logits, Tensor) else torch.stack(logits)
+        scores = rows.float()  # [B, vocab]
+        best, greedy = scores.max(dim=-1)
+        # The greatest of scores with a NaN among them is NaN; its index would pass for a token.
+        if bool(best.isnan().any()):
+            raise RuntimeError("the model returned logits that are not a number (NaN)")
+        chosen = greedy.tolist()
+        for row, state in enumerate(states):
+            if not state.is_plain:
+                chosen[row] = _choose_one(state, scores[row], token_ids[row])
+        return [
+            Choice(token_id=token_id, logprobs=_logprobs(state, scores[row], token_id))
+            for row, (state, token_id) in enumerate(zip(states, chosen, strict=True))
+        ]
 
 
-def _process(
-    processors: LogitsProcessorList | None, logits: Tensor, token_ids: list[int]
-) -> Tensor:
-    scores = logits.float()
-    # max() of scores with a NaN among them is NaN; argmax would return its index as a token
-    if bool(scores.max().isnan()):
-        raise RuntimeError("the model returned logits that are not a number (NaN)")
-    if processors is None:
-        return scores
-    processed: Tensor = processors(
-        cast("LongTensor", torch.tensor([token_ids])), scores.unsqueeze(0)
+def _choose_one(state: SamplerState, scores: Tensor, token_ids: list[int]) -> int:
+    if state.processors is not None:
+        ids = cast("LongTensor", torch.tensor([token_ids]))
+        scores = state.processors(ids, scores.unsqueeze(0))[0]
+    if state.generator is None:
+        return int(scores.argmax())
+    return int(torch.multinomial(scores.softmax(dim=-1), 1, generator=state.generator))
+
+
+def _logprobs(state: SamplerState, scores: Tensor, token_id: int) -> LogProbs | None:
+    if state.num_logprobs is None:
+        return None
+    logprobs = scores.log_softmax(dim=-1)
+    values, ids = logprobs.topk(min(state.num_logprobs, len(logprobs)))
+    return LogProbs(
+        chosen=float(logprobs[token_id]),
+        top=tuple(zip(ids.tolist(), values.tolist(), strict=True)),
     )
-    return processed[0]
 
 
 def _logits_processors(params: SamplingParams) -> LogitsProcessorList | None:

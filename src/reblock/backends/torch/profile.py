@@ -28,7 +28,7 @@ import torch
 from reblock.artifact.reader import Artifact, open_artifact
 from reblock.backends.torch.runner import TorchRunner
 from reblock.engine.request import SamplingParams
-from reblock.engine.sampler import make_sampler
+from reblock.engine.sampler import TorchSampler
 from reblock.engine.text import Tokenizer
 from reblock.errors import ReblockError
 
@@ -97,17 +97,19 @@ def _run_growing(runner: TorchRunner) -> None:
     """
     limits = runner.limits
     chunk = limits.prefill_chunk_size
-    sampler = make_sampler(
+    sampler = TorchSampler()
+    state = sampler.start(
         SamplingParams(max_new_tokens=1, temperature=0.8, top_k=50, top_p=0.9, min_p=0.01, seed=0)
     )
     for part in range(1, _LENGTHS + 1):
         length = max(chunk, limits.max_seq_len * part // _LENGTHS)
         table = [0] * limits.num_blocks_for(length)
-        sampler(runner.prefill([0] * chunk, length - chunk, table, 0), [0] * length)
+        tokens = [0] * length
+        sampler.choose([runner.prefill([0] * chunk, length - chunk, table, 0)], [state], [tokens])
         for size in limits.decoder_batch_sizes:
             slots = list(range(size))
-            for row in runner.decode([0] * size, [length - 1] * size, [table] * size, slots):
-                sampler(row, [0] * length)
+            logits = runner.decode([0] * size, [length - 1] * size, [table] * size, slots)
+            sampler.choose(logits, [state] * size, [tokens] * size)
 
 
 def _compare(artifact: Artifact, reference: dict[str, Tensor]) -> float:

@@ -51,7 +51,7 @@ class _Layer:
     run: _Piece
     is_sliding: bool
     shared: tuple[int, ...]
-    caches: list[Tensor]
+    caches: tuple[str, ...]
     weights: list[Tensor]
 
 
@@ -99,6 +99,11 @@ class LoadedProgram:
         names = {"prologue", "epilogue", *(layer["piece"] for layer in graph["layers"])}
         if absent := names - libraries.keys():
             raise CorruptArtifact(f"has no compiled piece {min(absent)!r}", path=path)
+        used = {name for layer in graph["layers"] for name in layer["caches"]}
+        if absent := used - caches.keys():
+            raise CorruptArtifact(f"works on an unknown cache {min(absent)!r}", path=path)
+        # By name: a resize replaces the tensors, and must find nobody who holds on to them.
+        self._caches = caches
         pieces = {name: _load_piece(libraries[name], path) for name in sorted(names)}
         self._prologue = pieces["prologue"]
         self._epilogue = pieces["epilogue"]
@@ -109,7 +114,7 @@ class LoadedProgram:
                 pieces[layer["piece"]],
                 bool(layer["is_sliding"]),
                 tuple(int(index) for index in layer["shared"]),
-                [caches[name] for name in layer["caches"]],
+                tuple(layer["caches"]),
                 [weights[name] for name in layer["weights"]],
             )
             for layer in graph["layers"]
@@ -125,7 +130,8 @@ class LoadedProgram:
         for layer in self._layers:
             where = inputs.slots if layer.is_sliding else inputs.block_tables
             own = [shared[index] for index in layer.shared]
-            (hidden,) = layer.run([hidden, *place, where, *layer.caches, *own, *layer.weights])
+            caches = [self._caches[name] for name in layer.caches]
+            (hidden,) = layer.run([hidden, *place, where, *caches, *own, *layer.weights])
         (logits,) = self._epilogue([hidden, inputs.num_tokens, *self._epilogue_weights])
         return logits
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from reblock.artifact.reader import open_artifact
 from reblock.backends.loading import check_backend
 from reblock.backends.torch.host import check_host
-from reblock.backends.torch.kv_cache import KVCache, allocate
+from reblock.backends.torch.kv_cache import KVCache
 from reblock.backends.torch.program import LoadedProgram, ProgramInputs
 from reblock.backends.torch.weights import map_weights
 from reblock.engine.limits import EngineLimits
@@ -18,6 +19,8 @@ from reblock.engine.text import read_eos_token_ids
 from reblock.errors import ArtifactMismatch, CorruptArtifact
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from reblock.artifact.reader import Artifact
     from reblock.config import RBLNConfig
 
@@ -30,7 +33,7 @@ class TorchRunner:
     def __init__(self, artifact: Artifact, num_blocks: int) -> None:
         config = artifact.config
         self._config = config
-        self.cache: KVCache = allocate(config.cache_metas, num_blocks)
+        self.cache = KVCache(config.cache_metas, num_blocks)
         assert config.reblock is not None
         self.weights = map_weights(artifact.directory, tuple(config.reblock.weights))
         self._limits = _limits(artifact.directory, config, num_blocks)
@@ -107,6 +110,11 @@ class TorchRunner:
         )
         return program.run(inputs)[:rows]
 
+    def resize(self, num_blocks: int, moves: Sequence[tuple[int, int]]) -> None:
+        """Have a cache of another size; see `reblock.engine.Runner`."""
+        self.cache.resize(num_blocks, moves)
+        self._limits = replace(self._limits, num_blocks=num_blocks)
+
     def _used(self, block_table: list[int], num_tokens: int) -> list[int]:
         """Return the blocks that hold the first `num_tokens` tokens."""
         return block_table[: self._limits.num_blocks_for(num_tokens)]
@@ -121,6 +129,7 @@ def _limits(directory: str, config: RBLNConfig, num_blocks: int) -> EngineLimits
         decoder_batch_sizes=config.decoder_batch_sizes,
         prefill_chunk_size=config.prefill_chunk_size,
         eos_token_ids=read_eos_token_ids(directory),
+        has_rings=not all(meta.layer_type == "full_attention" for meta in config.cache_metas),
     )
 
 
