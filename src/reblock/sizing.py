@@ -10,6 +10,7 @@ The left side never falls when n rises, so the largest n that fits is found by b
 
 from __future__ import annotations
 
+from bisect import bisect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +19,7 @@ from reblock.errors import BudgetTooSmall, InvalidOption, UsageError
 from reblock.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from reblock.budget import MemoryBudget
     from reblock.devices import Device
@@ -36,6 +37,7 @@ __all__ = [
     "estimate",
     "fits",
     "largest_fitting",
+    "last_true",
     "resolve_budget",
     "smallest_budget",
     "tightest",
@@ -193,16 +195,17 @@ def largest_fitting(plan: MemoryPlan, bounds: BlockBounds, budget_bytes: int) ->
     """
     if fits(plan, bounds.full, budget_bytes):
         return bounds.full
-    if not fits(plan, bounds.minimum, budget_bytes):
-        return None
-    fitting, refused = bounds.minimum, bounds.full
-    while refused - fitting > 1:
-        middle = (fitting + refused) // 2
-        if fits(plan, middle, budget_bytes):
-            fitting = middle
-        else:
-            refused = middle
-    return fitting
+    return last_true(lambda count: fits(plan, count, budget_bytes), bounds.minimum, bounds.full)
+
+
+def last_true(holds: Callable[[int], bool], first: int, end: int) -> int | None:
+    """Return the largest number from `first` up to `end`, itself left out, for which it holds.
+
+    Where it does not hold for a number, it must not hold for any above. None where it holds for
+    none.
+    """
+    num_true = bisect(range(first, end), False, key=lambda number: not holds(number))
+    return first + num_true - 1 if num_true else None
 
 
 def resolve_budget(plan: MemoryPlan, device: Device, budget: MemoryBudget) -> int:

@@ -16,6 +16,7 @@ from reblock.devices import get_device
 from reblock.errors import BudgetAboveDevice, InvalidOption
 from reblock.planning.candidate import MAX_BATCH_SIZE, ModelSubject, check_count
 from reblock.planning.target import parse_target
+from reblock.sizing import last_true
 from reblock.units import GIB, format_bytes, format_gib
 
 if TYPE_CHECKING:
@@ -138,14 +139,7 @@ def _fits(subject: ModelSubject, batch_size: int, budget: MemoryBudget) -> bool:
 
 def _most_fitting(subject: ModelSubject, refused: int, budget: MemoryBudget) -> int:
     """Return the most requests below `refused` that the programs run with, 0 for none."""
-    fitting = 0
-    while refused - fitting > 1:
-        middle = (fitting + refused) // 2
-        if _fits(subject, middle, budget):
-            fitting = middle
-        else:
-            refused = middle
-    return fitting
+    return last_true(lambda batch_size: _fits(subject, batch_size, budget), 1, refused) or 0
 
 
 def _fewer_requests(

@@ -9,7 +9,7 @@ from reblock.errors import InvalidOption, UsageError
 from reblock.planning.model_memory import choose_types
 from reblock.planning.result import Term
 from reblock.planning.settings import resolve_shapes
-from reblock.sizing import BlockBounds, capacity, fits, largest_fitting, smallest_budget
+from reblock.sizing import BlockBounds, capacity, fits, largest_fitting, last_true, smallest_budget
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -159,22 +159,14 @@ def most_requests(subject: ModelSubject, budget_bytes: int) -> Candidate:
 
     Where not even one fits, that is the candidate for one.
     """
-    fitting = subject.at(1)
-    if not fitting.is_full_within(budget_bytes):
-        return fitting
-    refused = 2
-    while fitting.batch_size < MAX_BATCH_SIZE:
-        larger = subject.at(refused)
-        if not larger.is_full_within(budget_bytes):
-            break
-        fitting, refused = larger, min(refused * 2, MAX_BATCH_SIZE)
-    while refused - fitting.batch_size > 1:
-        middle = subject.at((fitting.batch_size + refused) // 2)
-        if middle.is_full_within(budget_bytes):
-            fitting = middle
-        else:
-            refused = middle.batch_size
-    return fitting
+
+    def holds(batch_size: int) -> bool:
+        return subject.at(batch_size).is_full_within(budget_bytes)
+
+    end = 2
+    while end <= MAX_BATCH_SIZE and holds(end):
+        end *= 2
+    return subject.at(last_true(holds, end // 2, min(end, MAX_BATCH_SIZE + 1)) or 1)
 
 
 def artifact_candidate(artifact: Artifact) -> Candidate:

@@ -19,6 +19,7 @@ from reblock.planning.result import SharedPlan
 from reblock.planning.settings import PlanSettings
 from reblock.planning.sources import ModelSource
 from reblock.planning.target import Target, parse_target
+from reblock.sizing import last_true
 from reblock.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
@@ -227,14 +228,9 @@ def _largest_alike(candidates: Sequence[Candidate], total_bytes: int) -> list[in
         pairs = zip(candidates, counts, strict=True)
         return sum(c.smallest_budget(count) for c, count in pairs)
 
-    fitting, refused = 0, steps + 1
-    while refused - fitting > 1:
-        middle = (fitting + refused) // 2
-        if needed(counts_at(middle)) <= total_bytes:
-            fitting = middle
-        else:
-            refused = middle
-    counts = counts_at(fitting)
+    # The fewest of all fit, so step 0 does.
+    step = last_true(lambda step: needed(counts_at(step)) <= total_bytes, 0, steps + 1) or 0
+    counts = counts_at(step)
     for index, candidate in enumerate(candidates):
         others = needed(counts) - candidate.smallest_budget(counts[index])
         counts[index] = candidate.largest(total_bytes - others) or counts[index]
