@@ -47,3 +47,13 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
 def artifact(compiled: Compiled, tmp_path: Path) -> Path:
     """A copy of the artifact that a test may do anything with."""
     return shutil.copytree(compiled.artifact, tmp_path / "artifact")
+
+
+@pytest.fixture(scope="session")
+def native_operators(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The native operators of this machine, built and loaded."""
+    pytest.importorskip("torch")
+    from reblock.backends.torch import native
+    from reblock.backends.torch.host import host_isa
+
+    native.load(native.build(str(tmp_path_factory.mktemp("native")), host_isa()))

@@ -1,0 +1,183 @@
+// A linear layer on packed weights, which are read from memory once and used for all rows of x.
+//
+// M rows of x, K inputs, N outputs. Weights are words of 32 bits [ceil(N / 16)][words][16]; a word
+// holds 1, 2 or 4 inputs of an output (float, bfloat16, int8). What is missing to the last word, or
+// to sixteen outputs, is zero.
+#pragma once
+
+#include "parallel.h"
+#include "vector.h"
+
+namespace reblock {
+
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+constexpr int kTile = 16;  // rows whose sums fit into the registers
+#elif defined(__AVX2__) || defined(__aarch64__)
+constexpr int kTile = 6;
+#else
+constexpr int kTile = 3;
+#endif
+constexpr int kDepth = 256;  // inputs taken at once: a tile of x and a panel stay in the L1 cache
+constexpr int64_t kBlockFloats = 128 * 1024;  // of x, which stays in the L2 cache
+constexpr int64_t kMaxRows = 512;
+constexpr int kAheadBytes = 4096;  // processors do not fetch ahead over the end of a page
+
+struct LinearShape {
+  int64_t rows;
+  int64_t inputs;  // of a packed row: words times what a word holds
+  int64_t outputs;
+  int64_t panels() const { return (outputs + kPanel - 1) / kPanel; }
+  int64_t tiles() const { return (rows + kTile - 1) / kTile; }
+  // Rows in a tile: as even as can be, so that the last one wastes little.
+  int64_t tile_rows() const { return (rows + tiles() - 1) / tiles(); }
+};
+
+// Writes x [M, K] as [tiles][inputs][tile_rows]; what is not in x is zero.
+template <class X>
+void pack_rows(const X* x, int64_t given, const LinearShape& shape, float* packed) {
+  int64_t height = shape.tile_rows(), inputs = shape.inputs;
+  auto pack = [&](int64_t tile) {
+    float* to = packed + tile * inputs * height;
+    int64_t first = tile * height;
+    int64_t real = shape.rows - first < height ? shape.rows - first : height;
+    if (real < height || given < inputs) std::memset(to, 0, inputs * height * sizeof(float));
+    // A few inputs of all rows at a time, so that what is written stays in the L1 cache.
+    for (int64_t from = 0; from < given; from += kPanel)
+      for (int64_t m = 0; m < real; m++)
+        for (int64_t k = from; k < from + kPanel && k < given; k++)
+          to[k * height + m] = to_float(x[(first + m) * given + k]);
+  };
+  if (shape.rows * inputs < 16384)
+    for (int64_t tile = 0; tile < shape.tiles(); tile++) pack(tile);
+  else
+    share_out(shape.tiles(), pack);
+}
+
+// sums [kRows][16] += a tile of x times `num_words` rows of words
+template <class W>
+using AddTile = void (*)(const float* x, const W* w, int64_t num_words, float* sums);
+
+template <class W, int kRows>
+void add_tile(const float* x, const W* w, int64_t num_words, float* sums) {
+  // Eight sums at least, as a processor starts as many before the first is done.
+  constexpr int kShare = 8 / (kRows * kVectors);
+  constexpr int kSets = kShare >= 4 ? 4 : kShare >= 2 ? 2 : 1;
+  Vec out[kRows][kVectors];
+  std::memcpy(&out, sums, sizeof out);
+  multiply<kRows, kSets, kAheadBytes>(x, kRows, 1, w, num_words, out);
+  std::memcpy(sums, &out, sizeof out);
+}
+
+template <class W, int kRows = kTile>
+AddTile<W> add_tile_of(int64_t rows) {
+  if constexpr (kRows > 1)
+    return rows == kRows ? add_tile<W, kRows> : add_tile_of<W, kRows - 1>(rows);
+  else
+    return add_tile<W, 1>;
+}
+
+template <class W>
+struct Linear {
+  static constexpr int kInputs = kInputsOfWord<W>;
+
+  const float* x;  // as pack_rows writes it
+  const W* packed;
+  const float* scales;  // [N], or null
+  const float* bias;    // [N], or null
+  LinearShape shape;
+
+  // The same weights as floats, where several tiles use them.
+  static const float* widened(const W* w, int64_t num_words, float* room) {
+    for (int64_t i = 0; i < num_words; i++, w += kPanel * kInputs) {
+      __builtin_prefetch(reinterpret_cast<const char*>(w) + kAheadBytes);
+      for (int v = 0; v < kVectors; v++) {
+        WordVec words = load_words(w + v * kLanes * kInputs);
+        each_of_word<W>([&](auto index) {
+          store(room + (i * kInputs + index) * kPanel + v * kLanes, take_apart<index>(w, words));
+        });
+      }
+    }
+    return room;
+  }
+
+  // Adds the product of inputs [first, last) to the sums [tiles][tile rows][16] of one panel.
+  void accumulate(int64_t panel, int64_t first, int64_t last, float* sums) const {
+    int64_t inputs = shape.inputs, tiles = shape.tiles(), height = shape.tile_rows();
+    AddTile<W> add = add_tile_of<W>(height);
+    AddTile<float> add_wide = add_tile_of<float>(height);
+    alignas(64) float room[sizeof(W) < 4 ? kDepth * kPanel : 1];
+    for (int64_t k = first; k < last; k += kDepth) {
+      int64_t depth = last - k < kDepth ? last - k : kDepth;
+      const W* w = packed + (panel * inputs + k) * kPanel;
+      bool is_wide = sizeof(W) < 4 && tiles > 1;
+      const float* wide = is_wide ? widened(w, depth / kInputs, room) : nullptr;
+      for (int64_t t = 0; t < tiles; t++) {
+        const float* tile = x + (t * inputs + k) * height;
+        if (is_wide)
+          add_wide(tile, wide, depth, sums + t * height * kPanel);
+        else
+          add(tile, w, depth / kInputs, sums + t * height * kPanel);
+      }
+    }
+  }
+
+  template <class Y>
+  void finish(int64_t panel, const float* sums, Y* y) const {
+    int64_t first = panel * kPanel;
+    int64_t count = shape.outputs - first < kPanel ? shape.outputs - first : kPanel;
+    float scale[kPanel], shift[kPanel];
+    for (int64_t n = 0; n < count; n++) {
+      scale[n] = scales == nullptr ? 1.0f : scales[first + n];
+      shift[n] = bias == nullptr ? 0.0f : bias[first + n];
+    }
+    for (int64_t m = 0; m < shape.rows; m++)
+      for (int64_t n = 0; n < count; n++)
+        assign(y + m * shape.outputs + first + n, sums[m * kPanel + n] * scale[n] + shift[n]);
+  }
+
+  template <class Y>
+  void run(Y* y) const {
+    int64_t panels = shape.panels(), rows = shape.tiles() * shape.tile_rows();
+    int64_t block = kBlockFloats / rows / kDepth * kDepth;
+    block = block < kDepth ? kDepth : block;
+    // Pieces small enough that no thread is left with much when the others are done.
+    int64_t piece = panels / (num_threads() * 8);
+    piece = piece < 1 ? 1 : piece;
+    share_out((panels + piece - 1) / piece, [&](int64_t index) {
+      static thread_local Scratch scratch;
+      int64_t first = index * piece, size = rows * kPanel;
+      int64_t last = first + piece < panels ? first + piece : panels;
+      float* sums = scratch.room((last - first) * size);
+      std::memset(sums, 0, (last - first) * size * sizeof(float));
+      for (int64_t k = 0; k < shape.inputs; k += block)
+        for (int64_t panel = first; panel < last; panel++) {
+          int64_t end = k + block < shape.inputs ? k + block : shape.inputs;
+          accumulate(panel, k, end, sums + (panel - first) * size);
+        }
+      for (int64_t panel = first; panel < last; panel++)
+        finish(panel, sums + (panel - first) * size, y);
+    });
+  }
+};
+
+// y [M, N] = x [M, K] times the packed weights, scaled and shifted.
+template <class X, class W>
+void linear(const X* x, int64_t given, const W* packed, const float* scales, const float* bias,
+            const LinearShape& shape, X* y) {
+  static thread_local Scratch scratch;
+  for (int64_t row = 0; row < shape.rows; row += kMaxRows) {
+    int64_t rows = shape.rows - row < kMaxRows ? shape.rows - row : kMaxRows;
+    LinearShape part{rows, shape.inputs, shape.outputs};
+    const float* ready;
+    if (sizeof(X) == 4 && rows == 1 && given == shape.inputs) {
+      ready = reinterpret_cast<const float*>(x + row * given);
+    } else {
+      float* room = scratch.room(part.tiles() * part.tile_rows() * shape.inputs);
+      pack_rows(x + row * given, given, part, room);
+      ready = room;
+    }
+    Linear<W>{ready, packed, scales, bias, part}.run(y + row * shape.outputs);
+  }
+}
+
+}  // namespace reblock
