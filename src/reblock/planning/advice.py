@@ -37,7 +37,7 @@ def explain(candidate: Candidate, found: Answer, step: NextStep | None, *, is_ch
     """Return in one sentence what decided the answer."""
     if found.num_blocks is None:
         return _too_large(candidate, found)
-    if is_chosen and step is not None:
+    if is_chosen and step is not None and found.limited_by == "budget":
         return (
             "the memory budget: one more request of the full length would not fit, it needs "
             f"{format_bytes(step.budget_bytes)}"

@@ -23,7 +23,7 @@ from reblock.planning.candidate import (
 from reblock.planning.commands import artifact_commands, model_commands
 from reblock.planning.model_memory import cached_model
 from reblock.planning.obstacles import obstacles, obstacles_for_rbln
-from reblock.planning.result import NextStep, Plan
+from reblock.planning.result import Command, NextStep, Plan
 from reblock.planning.settings import PlanSettings
 from reblock.planning.sources import ModelSource, is_artifact, open_model
 from reblock.planning.target import Target, parse_target
@@ -153,14 +153,6 @@ def _plan_model(subject: ModelSubject, budget: MemoryBudget) -> Plan:
         asked = settings.num_blocks is not None
         advice = [*advise_shared(found, budget, fewer if asked else None)]
         advice += advise_model(subject, candidate, budget)
-    refused = obstacles(spec) if target.is_cpu else ()
-    notes = list(subject.model.notes)
-    if subject.source.stored is None and subject.source.kind != "hub":
-        notes.append("No weights were found beside the configuration; compiling needs them.")
-    if refused:
-        notes.insert(0, f"reblock does not compile this model for the cpu: {', '.join(refused)}.")
-    if not target.is_cpu:
-        notes += obstacles_for_rbln(subject.source, settings)
     return Plan(
         name=subject.source.name,
         kind="model",
@@ -176,8 +168,8 @@ def _plan_model(subject: ModelSubject, budget: MemoryBudget) -> Plan:
         next_step=step,
         explanation=explain(candidate, found, step, is_chosen=is_chosen),
         advice=tuple(advice),
-        commands=_model_commands(subject, candidate, found, budget) if not refused else (),
-        notes=(*notes, *_count_notes(candidate, found)),
+        commands=_model_commands(subject, candidate, found, budget),
+        notes=(*_model_notes(subject), *_count_notes(candidate, found)),
         **_shared_fields(candidate, found),
     )
 
@@ -210,10 +202,22 @@ def _choose(subject: ModelSubject, budget: MemoryBudget) -> Candidate:
     return subject.at(min(max(1, settings.num_blocks // per_request), MAX_BATCH_SIZE))
 
 
+def _model_notes(subject: ModelSubject) -> list[str]:
+    source, notes = subject.source, list(subject.model.notes)
+    if source.stored is None and source.kind != "hub":
+        notes.append("No weights were found beside the configuration; compiling needs them.")
+    if not subject.target.is_cpu:
+        return [*notes, *obstacles_for_rbln(source, subject.settings)]
+    if refused := obstacles(subject.model.spec):
+        notes.insert(0, f"reblock does not compile this model for the cpu: {', '.join(refused)}.")
+    return notes
+
+
 def _model_commands(
     subject: ModelSubject, candidate: Candidate, found: Answer, budget: MemoryBudget
-) -> Any:
-    if found.num_blocks is None:
+) -> tuple[Command, ...]:
+    is_refused = subject.target.is_cpu and obstacles(subject.model.spec)
+    if found.num_blocks is None or is_refused:
         return ()
     return model_commands(
         subject,
@@ -266,7 +270,7 @@ def _plan_artifact(
     step = _next_block(candidate, found)
     fewer = None if settings.num_blocks is None else candidate.largest(found.budget_bytes)
     config = artifact.config
-    made: tuple[Any, ...] = ()
+    made: tuple[Command, ...] = ()
     if found.num_blocks is not None and candidate.memory.has_resizable_cache:
         made = artifact_commands(
             artifact, num_blocks=found.num_blocks, needed_bytes=found.needed_bytes
