@@ -1,4 +1,4 @@
-"""How long the commands that only read or edit take to start, beside Python itself.
+"""How long the commands that only read, plan or edit take to start, beside Python itself.
 
     python benchmarks/startup.py [--rounds 40] [--json FILE]
 
@@ -27,6 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from machine import cpu_name
 
 from artifacts import make_artifact
+
+MODEL = str(Path(__file__).parents[1] / "tests" / "data" / "model_configs" / "DeepSeek-V3.1")
 
 
 def main() -> None:
@@ -73,6 +75,9 @@ def commands(artifact: str) -> dict[str, list[list[str]]]:
             [reblock, "set", artifact, "16"],
         ],
         "reblock inspect": [[reblock, "inspect", artifact]],
+        "reblock plan (61 layers, 80%)": [
+            [reblock, "plan", MODEL, "--npu", "RBLN-CR13x16", "--memory-budget", "80%"]
+        ],
     }
 
 
