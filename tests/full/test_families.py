@@ -157,7 +157,9 @@ def test_greedy_tokens_equal_transformers_though_requests_are_preempted_and_the_
     counters = engine.counters()
     engine.resize_kvcache(num_blocks)
     assert list(tokens.values()) == [case.greedy(prompt) for prompt in prompts]
-    assert counters.num_preemptions > 0
+    # Where every layer has a window there is a ring for each, and nothing to make room for.
+    limits = case.runner.limits
+    assert counters.num_preemptions > 0 or limits.block_size == limits.max_seq_len
     assert (counters.num_reused_tokens == 0) == case.runner.limits.has_rings
 
 
