@@ -106,6 +106,11 @@ def test_two_requests_at_once_wait_for_each_other_as_they_do_in_the_engine() -> 
     assert (counters.num_free_blocks, counters.num_used_blocks) == (6, 0)
 
 
+def test_a_request_that_ends_with_its_first_token_ran_beside_the_others() -> None:
+    assert Bench().run((0.0, 3, 1)).most_running == 1
+    assert Bench().run((0.0, 3, 3), (0.0, 3, 1)).most_running == 2
+
+
 def test_what_arrives_within_a_step_waits_from_its_arrival_on() -> None:
     report = Bench().run((0.0, 3, 1), (4.0, 3, 1))
     assert [seconds(times.token_ns) for times in report.requests] == [[10], [16]]
