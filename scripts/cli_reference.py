@@ -67,7 +67,7 @@ ENVIRONMENT = """\
 |---|---|
 | `REBLOCK_DEBUG=1` | errors come with their traceback |
 | `CXX` | the C++ compiler that `compile` calls; without it, `g++` |
-| `OMP_NUM_THREADS` | threads that `generate` computes with, where `--threads` is not given |
+| `OMP_NUM_THREADS` | threads that `generate` and `bench` compute with, where `--threads` is not given |
 | `OMP_WAIT_POLICY` | read by OpenMP; `passive` where it is not set: threads that spin while they wait get in the way of other work on the same cores |
 | `HF_HUB_OFFLINE=1` | models are taken from local files only (read by Hugging Face's libraries) |
 """

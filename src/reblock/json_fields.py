@@ -104,6 +104,15 @@ class JsonFields:
         """Return a whole number from `minimum` to `maximum`, by default one of 31 bits."""
         return self._check_integer(key, self._get(key), minimum, maximum)
 
+    def number(self, key: str, *, maximum: float) -> float:
+        """Return a number from 0 to `maximum`, whole or not."""
+        value = self._get(key)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.corrupt(key, f"must be a number, not {_shown(value)}")
+        if not 0 <= value <= maximum:  # nor NaN, where constants are read
+            raise self.corrupt(key, f"must be from 0 to {maximum:,}, not {_shown(value)}")
+        return float(value)
+
     def optional_integer(self, key: str) -> int | None:
         """Return a whole number from 1 up, or None where the value is null."""
         value = self._get(key)

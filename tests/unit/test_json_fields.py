@@ -111,6 +111,7 @@ def test_values_of_the_right_type_are_handed_out() -> None:
         flag=True,
         one=1,
         zero=0,
+        half=0.5,
         nothing=None,
         numbers=[1, 2],
         nested={"x": 1},
@@ -124,6 +125,7 @@ def test_values_of_the_right_type_are_handed_out() -> None:
     assert read.optional_integer("nothing") is None
     assert read.optional_integer("one") == 1
     assert read.integers("numbers") == (1, 2)
+    assert [read.number(key, maximum=1) for key in ("zero", "half", "one")] == [0.0, 0.5, 1.0]
     assert read.nested("nested").integer("x") == 1
     assert [item.integer("x") for item in read.nested_list("nested_list")] == [2]
 
@@ -154,6 +156,22 @@ def test_values_of_the_right_type_are_handed_out() -> None:
 def test_value_of_another_type_is_refused_by_name(method: str, value: object, fault: str) -> None:
     with pytest.raises(CorruptArtifact, match=fault):
         getattr(fields(k=value), method)("k")
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        ("1", 'k must be a number, not "1"'),
+        (True, "k must be a number, not true"),
+        (None, "k must be a number, not null"),
+        (-0.5, r"k must be from 0 to 1,000, not -0\.5"),
+        (1000.5, r"k must be from 0 to 1,000, not 1000\.5"),
+        (float("nan"), "k must be from 0 to 1,000, not NaN"),
+    ],
+)
+def test_number_out_of_range_or_of_another_type_is_refused(value: object, fault: str) -> None:
+    with pytest.raises(CorruptArtifact, match=fault):
+        fields(k=value).number("k", maximum=1000)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import sys
@@ -11,12 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from reblock.backends.loading import check_backend, require_torch
+from reblock.cli.numbers import add_threads, check_threads, number, whole_number
 from reblock.cli.parser import Once, add_directory, add_json
 from reblock.engine.request import SamplingParams
 from reblock.errors import UsageError
 from reblock.units import format_gib
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterable
 
     from reblock.engine.engine import Engine
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
 
 DEFAULT_NEW_TOKENS = 256
 MAX_PROMPT_FILE_BYTES = 64 * 2**20
-MAX_THREADS = 1024
-
-# More is no number that anybody means, and int() is slow on endless digits.
-_MAX_DIGITS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,13 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="a text that ends an answer and is left out of it; may be given several times",
     )
-    parser.add_argument(
-        "--threads",
-        metavar="N",
-        action=Once,
-        type=_whole_number,
-        help=f"threads to compute with, from 1 to {MAX_THREADS:,}",
-    )
+    add_threads(parser)
     parser.add_argument(
         "--no-stream", action="store_true", help="print an answer only when it is complete"
     )
@@ -78,37 +69,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     def add(option: str, kind: Callable[[str], float], text: str) -> None:
-        metavar = "N" if kind is _whole_number else "X"
+        metavar = "N" if kind is whole_number else "X"
         parser.add_argument(option, metavar=metavar, action=Once, type=kind, help=text)
 
     add(
         "--max-new-tokens",
-        _whole_number,
+        whole_number,
         f"tokens per answer, at most (default: {DEFAULT_NEW_TOKENS}, or what there is room for)",
     )
-    add("--temperature", _number, "0, the default, takes the most probable token each time")
-    add("--top-k", _whole_number, "sample from the N most probable tokens")
-    add("--top-p", _number, "sample from the fewest tokens whose probabilities reach this sum")
-    add("--min-p", _number, "sample from tokens at least this probable, relative to the best one")
-    add("--repetition-penalty", _number, "above 1 makes tokens that occurred less probable")
-    add("--seed", _whole_number, "makes sampling repeatable")
-
-
-def _whole_number(text: str) -> int:
-    """Read ASCII digits; int() would also take other scripts' digits and 1_0."""
-    if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
-
-
-def _number(text: str) -> float:
-    """Read a number in ASCII; float() would also take other scripts' digits and 1_0."""
-    if text.isascii() and "_" not in text:
-        try:
-            return float(text)
-        except ValueError:
-            pass  # refused below
-    raise argparse.ArgumentTypeError(f"{text!r} is no number")
+    add("--temperature", number, "0, the default, takes the most probable token each time")
+    add("--top-k", whole_number, "sample from the N most probable tokens")
+    add("--top-p", number, "sample from the fewest tokens whose probabilities reach this sum")
+    add("--min-p", number, "sample from tokens at least this probable, relative to the best one")
+    add("--repetition-penalty", number, "above 1 makes tokens that occurred less probable")
+    add("--seed", whole_number, "makes sampling repeatable")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,8 +107,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = [_read_prompt(kind, value) for kind, value in args.prompts or ()]
     if not prompts:
         raise UsageError("nothing to answer: give a --prompt or a --prompt-file")
-    if args.threads is not None and not 1 <= args.threads <= MAX_THREADS:
-        raise UsageError(f"--threads must be from 1 to {MAX_THREADS:,}, not {args.threads}")
+    check_threads(args.threads)
     params = _sampling_params(args)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # a model may write characters that the terminal's encoding lacks

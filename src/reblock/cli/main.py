@@ -28,6 +28,7 @@ COMMANDS = {
     "plan": "show how many blocks and requests would fit, before or after compiling",
     "compile": "compile a model into an artifact",
     "generate": "generate text with an artifact",
+    "bench": "measure how an artifact serves a trace of requests",
 }
 
 _INTERRUPTED = 130
