@@ -1,6 +1,6 @@
 # make demo        compile a real model, resize it, and see that its answer stays the same
 # make test        every test, the ones that compile models included
-# make test-fast   the unit tests, which need no torch, in seconds
+# make test-fast   the unit tests, which need no torch, in a minute or two
 # make check       formatting, lint and types
 # make bench       measure this machine
 # make docs        write docs/cli.md again
