@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from reblock.block_count import parse_block_count
@@ -94,6 +94,16 @@ class ResolvedOptions:
             max_seq_len=self.max_seq_len,
             block_size=self.kvcache_block_size,
             batch_size=self.batch_size,
+        )
+
+    def without_blocks(self) -> ResolvedOptions:
+        """Return the shapes for a model whose layers all have a window: one ring a sequence."""
+        return replace(
+            self,
+            attn_impl="eager",
+            kvcache_partition_len=None,
+            kvcache_block_size=self.max_seq_len,
+            kvcache_num_blocks=None,
         )
 
 

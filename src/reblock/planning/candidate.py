@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from reblock.artifact.reader import Artifact
     from reblock.memory import MemoryPlan
-    from reblock.options import AttnImpl, ResolvedOptions
+    from reblock.options import AttnImpl
     from reblock.planning.model_memory import PlannedModel
     from reblock.planning.settings import PlanSettings
     from reblock.planning.sources import ModelSource
@@ -128,7 +128,7 @@ class ModelSubject:
         memory = self.model.memory(shapes)
         plan = memory.plan
         if not plan.has_resizable_cache:
-            shapes = _without_blocks(shapes)
+            shapes = shapes.without_blocks()
             memory = self.model.memory(shapes)
             plan = replace(memory.plan, current_blocks=batch_size)
         return Candidate(
@@ -142,16 +142,6 @@ class ModelSubject:
             kvcache_partition_len=shapes.kvcache_partition_len,
             kvcache_block_size=shapes.kvcache_block_size,
         )
-
-
-def _without_blocks(shapes: ResolvedOptions) -> ResolvedOptions:
-    """Return the shapes of a model that keeps no tokens for ever: one window a request."""
-    return replace(
-        shapes,
-        attn_impl="eager",
-        kvcache_partition_len=None,
-        kvcache_block_size=shapes.max_seq_len,
-    )
 
 
 def most_requests(subject: ModelSubject, budget_bytes: int) -> Candidate:

@@ -141,17 +141,14 @@ def _plan_model(subject: ModelSubject, budget: MemoryBudget) -> Plan:
     is_chosen = settings.batch_size is None
     candidate = _choose(subject, budget)
     found = answer(candidate, target.device, budget, num_blocks=settings.num_blocks)
-    fewer = candidate.largest(found.budget_bytes)
     step = _next_block(candidate, found)
     if is_chosen:
-        fewer = most_requests(subject, found.budget_bytes).largest(found.budget_bytes)
         found = _with_open_batch(subject, candidate, found)
         if settings.num_blocks is None:
             step = _next_request(subject, candidate, found)
     advice: list[str] = []
     if found.num_blocks is None:
-        asked = settings.num_blocks is not None
-        advice = [*advise_shared(found, budget, fewer if asked else None)]
+        advice = [*advise_shared(found, budget, _fewer_blocks(subject, candidate, found))]
         advice += advise_model(subject, candidate, budget)
     return Plan(
         name=subject.source.name,
@@ -188,6 +185,15 @@ def _with_open_batch(subject: ModelSubject, candidate: Candidate, found: Answer)
         budgets=replace(one, full_bytes=found.budgets.full_bytes),
         largest_num_blocks=largest,
     )
+
+
+def _fewer_blocks(subject: ModelSubject, candidate: Candidate, found: Answer) -> int | None:
+    """Return the most blocks that fit where more were asked for, None where none do."""
+    if subject.settings.num_blocks is None:
+        return None
+    if subject.settings.batch_size is None:
+        candidate = most_requests(subject, found.budget_bytes)
+    return candidate.largest(found.budget_bytes)
 
 
 def _choose(subject: ModelSubject, budget: MemoryBudget) -> Candidate:

@@ -97,12 +97,6 @@ class _Tenant:
     settings: PlanSettings
     target: Target
 
-    @property
-    def name(self) -> str:
-        if isinstance(self.subject, Artifact):
-            return self.subject.directory
-        return self.subject.name
-
     def candidate(self) -> Candidate:
         """Return what it takes; where its requests are left open, there is no telling."""
         if isinstance(self.subject, Artifact):
@@ -110,8 +104,8 @@ class _Tenant:
         batch_size = self.settings.batch_size
         if batch_size is None:
             raise UsageError(
-                f"{self.name!r}: give batch_size; without it a model takes all the memory that "
-                "there is, and nothing is left to split"
+                f"{self.subject.name!r}: give batch_size; without it a model takes all the memory "
+                "that there is, and nothing is left to split"
             )
         return ModelSubject.make(self.subject, self.settings, self.target).at(batch_size)
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -199,13 +199,7 @@ def _without_blocks(options: ResolvedOptions) -> ResolvedOptions:
             f"{options.batch_size} windows; leave it out",
             option="kvcache_num_blocks",
         )
-    return replace(
-        options,
-        attn_impl="eager",
-        kvcache_partition_len=None,
-        kvcache_block_size=options.max_seq_len,
-        kvcache_num_blocks=None,
-    )
+    return options.without_blocks()
 
 
 def _first_count(model: _Model) -> int:
