@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from reblock.artifact.checksum import file_digest, program_digest
 from reblock.artifact.location import CONFIG_NAME
 from reblock.artifact.reader import Artifact, open_artifact
 from reblock.artifact.transaction import check_destination, left_note, new_directory
-from reblock.backends.torch import describe
+from reblock.backends.torch import describe, native
 from reblock.backends.torch.build import (
     CompiledPiece,
     PieceTask,
@@ -241,14 +242,22 @@ def _check_lower_bound(model: _Model, options: CompileOptions) -> None:
 
 def _build(directory: str, model: _Model, options: CompileOptions, clock: _Clock) -> Sizing:
     """Write the whole artifact into `directory`."""
+    with tempfile.TemporaryDirectory(prefix="reblock-native-") as libraries:
+        return _build_with(directory, libraries, model, options, clock)
+
+
+def _build_with(
+    directory: str, libraries: str, model: _Model, options: CompileOptions, clock: _Clock
+) -> Sizing:
     _make_public(directory)
     if reason := save_description(model.source, directory):
         clock.progress.note(f"no tokenizer, which `reblock generate` needs: {reason}")
-    pieces = _compile(directory, model, clock)
+    pieces = _compile(directory, libraries, model, clock)
     with clock.stage("weights", "reading and writing the weights"):
         loaded = load_model(model.source, model.dtype)
-        weight_bytes = save_weights(os.path.join(directory, WEIGHTS_FILE), loaded, model.shapes)
         reference = _reference(loaded, model)
+        native.replace_linears(loaded)
+        weight_bytes = save_weights(os.path.join(directory, WEIGHTS_FILE), loaded, model.shapes)
         del loaded
     weights = {WEIGHTS_FILE: _digest_weights(os.path.join(directory, WEIGHTS_FILE), clock)}
     count = _first_count(model)
@@ -278,7 +287,10 @@ def _make_public(directory: str) -> None:
     os.chmod(directory, 0o777 & ~mask)
 
 
-def _compile(directory: str, model: _Model, clock: _Clock) -> dict[str, CompiledPiece]:
+def _compile(
+    directory: str, libraries: str, model: _Model, clock: _Clock
+) -> dict[str, CompiledPiece]:
+    """Compile the pieces, and the native operators into `libraries`, which outlives them."""
     kinds = sorted(set(model.structure.kinds))
     # The layers first: they take longest, so the short ones fill the end.
     tasks = [
@@ -300,8 +312,12 @@ def _compile(directory: str, model: _Model, clock: _Clock) -> dict[str, Compiled
 
     layers, count = model.source.num_layers, len(describe.programs(model.options))
     text = f"compiling {len(tasks)} pieces: {layers} layers of {len(kinds)} kinds, {count} programs"
-    with clock.stage("compile", text):
-        return compile_pieces(tasks, num_workers=len(os.sched_getaffinity(0)), on_done=note)
+    with clock.stage("compile", text), ThreadPoolExecutor(1) as beside:
+        # In a process of the compiler's own: this thread only waits for it.
+        library = beside.submit(native.build, libraries, host_isa())
+        pieces = compile_pieces(tasks, num_workers=len(os.sched_getaffinity(0)), on_done=note)
+        pieces[native.PIECE] = CompiledPiece(files=(library.result(),), seconds=0.0)
+    return pieces
 
 
 def _reference(loaded: Any, model: _Model) -> dict[str, Tensor]:

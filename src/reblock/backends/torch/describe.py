@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from reblock._version import __version__
+from reblock.backends.torch.native import interface_digest
 from reblock.backends.torch.pieces import PieceShapes, cache_shape
 from reblock.backends.torch.structure import Structure, nonlayer_tensors
 from reblock.backends.torch.weights import layout_digest
@@ -104,6 +105,7 @@ def graph(model: nn.Module, structure: Structure, *, rows: int, tokens: int) -> 
         "prologue_weights": outside,
         "layers": described,
         "epilogue_weights": outside,
+        "operators": interface_digest(),
         "weights_layout": layout_digest(dict([*model.named_parameters(), *model.named_buffers()])),
     }
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from reblock.artifact.checksum import check_digest, copy_digested
+from reblock.backends.torch import native
 from reblock.backends.torch.weights import layout_digest
 from reblock.errors import ArtifactMismatch, CorruptArtifact, HostMismatch
 
@@ -97,13 +98,18 @@ class LoadedProgram:
                 path=path,
             )
         names = {"prologue", "epilogue", *(layer["piece"] for layer in graph["layers"])}
-        if absent := names - libraries.keys():
+        if absent := {*names, native.PIECE} - libraries.keys():
             raise CorruptArtifact(f"has no compiled piece {min(absent)!r}", path=path)
+        if graph["operators"] != native.interface_digest():
+            raise HostMismatch(
+                "was compiled with operators of another reblock; compile the model again", path=path
+            )
         used = {name for layer in graph["layers"] for name in layer["caches"]}
         if absent := used - caches.keys():
             raise CorruptArtifact(f"works on an unknown cache {min(absent)!r}", path=path)
         # By name: a resize replaces the tensors, and must find nobody who holds on to them.
         self._caches = caches
+        _load_operators(libraries[native.PIECE], path)
         pieces = {name: _load_piece(libraries[name], path) for name in sorted(names)}
         self._prologue = pieces["prologue"]
         self._epilogue = pieces["epilogue"]
@@ -171,6 +177,15 @@ def _check_name(name: str, path: str) -> str:
     if not _FILE_NAME.fullmatch(name):
         raise CorruptArtifact(f"has a piece of the unusable name {name[:80]!r}", path=path)
     return name
+
+
+def _load_operators(library: str, path: str) -> None:
+    try:
+        native.load(library)
+    except OSError as error:
+        raise HostMismatch(
+            f"its native operators cannot be loaded here: {error}", path=path
+        ) from error
 
 
 def _load_piece(library: str, path: str) -> _Piece:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from reblock.backends.torch import attention, experts
+from reblock.backends.torch.native import replace_linears
 from reblock.backends.torch.refusal import NotCompilable
 
 if TYPE_CHECKING:
@@ -210,7 +211,9 @@ def _is_nested(parameters: dict[str, Any]) -> bool:
 
 
 def shape_model(config: Any, dtype: Dtype) -> nn.Module:
-    """Return the model without weights, on the meta device, with paged attention in place.
+    """Return the model without weights, on the meta device, as it is compiled.
+
+    Its attention is the paged one and its linear layers have packed weights.
 
     Raises:
         NotCompilable: its code does not take an attention from outside.
@@ -229,6 +232,7 @@ def shape_model(config: Any, dtype: Dtype) -> nn.Module:
         )
     # Models without experts ignore it.
     model.config._experts_implementation = experts.EXPERTS_NAME
+    replace_linears(model)
     # Some models look for it in the ids, to warn; on shapes alone there are no ids to look at.
     model.config.pad_token_id = None
     shapes: nn.Module = model.eval()
