@@ -48,6 +48,20 @@ def test_linear_answers_the_same_with_any_number_of_threads(num_threads: int) ->
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("weight_dtype", WEIGHT_DTYPES)
+@pytest.mark.parametrize("x_dtype", FLOATS)
+def test_linear_gives_a_row_the_same_bits_whatever_is_beside_it(
+    x_dtype: torch.dtype, weight_dtype: torch.dtype
+) -> None:
+    # More inputs than are taken at once, and no whole words of them at the end.
+    x = torch.randn(40, 601).to(x_dtype)
+    packed, scales, _ = packed_weight(torch.randn(50, 601), weight_dtype)
+    alone = torch.cat([ops.linear(row[None], packed, scales, None, 50) for row in x])
+    for rows in range(2, 41):
+        together = ops.linear(x[:rows], packed, scales, None, 50)
+        assert torch.equal(together, alone[:rows]), rows
+
+
 def test_linear_with_no_rows_is_empty() -> None:
     y = ops.linear(torch.zeros(0, 32), pack(torch.randn(16, 32)), None, None, 16)
     assert y.shape == (0, 16)

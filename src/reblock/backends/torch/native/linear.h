@@ -59,12 +59,9 @@ using AddTile = void (*)(const float* x, const W* w, int64_t num_words, float* s
 
 template <class W, int kRows>
 void add_tile(const float* x, const W* w, int64_t num_words, float* sums) {
-  // Eight sums at least, as a processor starts as many before the first is done.
-  constexpr int kShare = 8 / (kRows * kVectors);
-  constexpr int kSets = kShare >= 4 ? 4 : kShare >= 2 ? 2 : 1;
   Vec out[kRows][kVectors];
   std::memcpy(&out, sums, sizeof out);
-  multiply<kRows, kSets, kAheadBytes>(x, kRows, 1, w, num_words, out);
+  multiply<kRows, 2, kAheadBytes>(x, kRows, 1, w, num_words, out);
   std::memcpy(sums, &out, sizeof out);
 }
 

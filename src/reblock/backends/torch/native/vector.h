@@ -249,50 +249,78 @@ REBLOCK_INLINE void each_of_word(const Use& use) {
   }
 }
 
-// A tile of a product: out[m] += x[m] * w over `num_words` rows of words, for kRows rows and one
-// panel.
-//
-// Input k of row m is at x[k * step + m * row]. Each of kSets sets of sums takes every kSets-th
-// input, so that a tile of few rows does not wait for its own last sum. Memory is asked for what
-// lies kAhead bytes further on.
-template <int kRows, int kSets, int kAhead, class W>
-REBLOCK_INLINE void multiply(const float* x, int64_t step, int64_t row, const W* w,
-                             int64_t num_words, Vec (&out)[kRows][kVectors]) {
+// Sums that the registers hold beside what is multiplied.
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+constexpr int kMostSums = 24;
+#elif defined(__aarch64__)
+constexpr int kMostSums = 24;
+#else
+constexpr int kMostSums = 12;
+#endif
+
+// Adds to out those sums of kSums that are the kFirst-th and kCount - 1 further ones; see `multiply`.
+template <int kRows, int kSums, int kFirst, int kCount, int kAhead, class W>
+REBLOCK_INLINE void multiply_part(const float* x, int64_t step, int64_t row, const W* w,
+                                  int64_t num_words, Vec (&out)[kRows][kVectors]) {
   constexpr int kInputs = kInputsOfWord<W>;
-  constexpr int kTogether = kSets > kInputs ? kSets / kInputs : 1;
-  Vec sets[kSets][kRows][kVectors] = {};
-  auto take = [&](int offset) __attribute__((always_inline)) {
+  constexpr int kTogether = kSums > kInputs ? kSums / kInputs : 1;
+  Vec sums[kCount][kRows][kVectors] = {};
+  auto take = [&](auto offset) __attribute__((always_inline)) {
     const W* words = w + offset * kPanel * kInputs;
-    if (kAhead > 0) __builtin_prefetch(reinterpret_cast<const char*>(words) + kAhead);
+    if (kAhead > 0 && kFirst == 0)
+      __builtin_prefetch(reinterpret_cast<const char*>(words) + kAhead);
     WordVec loaded[kVectors];
     REBLOCK_UNROLL
     for (int v = 0; v < kVectors; v++) loaded[v] = load_words(words + v * kLanes * kInputs);
     each_of_word<W>([&](auto index) __attribute__((always_inline)) {
-      const float* input = x + (offset * kInputs + index) * step;
-      Vec weights[kVectors];
-      REBLOCK_UNROLL
-      for (int v = 0; v < kVectors; v++) weights[v] = take_apart<index>(w, loaded[v]);
-      REBLOCK_UNROLL
-      for (int m = 0; m < kRows; m++)
+      constexpr int kSum = (offset * kInputs + index) % kSums - kFirst;
+      if constexpr (kSum >= 0 && kSum < kCount) {
+        const float* input = x + (offset * kInputs + index) * step;
+        Vec weights[kVectors];
         REBLOCK_UNROLL
-        for (int v = 0; v < kVectors; v++)
-          sets[(offset * kInputs + index) % kSets][m][v] += weights[v] * input[m * row];
+        for (int v = 0; v < kVectors; v++) weights[v] = take_apart<index>(w, loaded[v]);
+        REBLOCK_UNROLL
+        for (int m = 0; m < kRows; m++)
+          REBLOCK_UNROLL
+          for (int v = 0; v < kVectors; v++) sums[kSum][m][v] += weights[v] * input[m * row];
+      }
     });
   };
   int64_t i = 0;
   for (; i + kTogether <= num_words; i += kTogether) {
-    REBLOCK_UNROLL
-    for (int offset = 0; offset < kTogether; offset++) take(offset);
+    take(std::integral_constant<int, 0>{});
+    if constexpr (kTogether > 1) take(std::integral_constant<int, 1>{});
     x += kTogether * kInputs * step;
     w += kTogether * kInputs * kPanel;
   }
-  for (; i < num_words; i++, x += kInputs * step, w += kInputs * kPanel) take(0);
+  if (kTogether > 1 && i < num_words) take(std::integral_constant<int, 0>{});
   REBLOCK_UNROLL
-  for (int m = 0; m < kRows; m++)
+  for (int s = 0; s < kCount; s++)
     REBLOCK_UNROLL
-    for (int v = 0; v < kVectors; v++)
+    for (int m = 0; m < kRows; m++)
       REBLOCK_UNROLL
-      for (int s = 0; s < kSets; s++) out[m][v] += sets[s][m][v];
+      for (int v = 0; v < kVectors; v++) out[m][v] += sums[s][m][v];
+}
+
+// A tile of a product: out[m] += x[m] * w over `num_words` rows of words, for kRows rows and one
+// panel.
+//
+// Input k of row m is at x[k * step + m * row]. Each output is kSums sums, one or two, of which one
+// takes every kSums-th input, so that a tile of few rows does not wait for its own last sum. Where
+// the registers do not hold them all, they are made one after the other. Either way the same numbers
+// are added in the same order: what a row gives does not depend on the rows beside it. Memory is
+// asked for what lies kAhead bytes further on.
+template <int kRows, int kSums, int kAhead, class W>
+REBLOCK_INLINE void multiply(const float* x, int64_t step, int64_t row, const W* w,
+                             int64_t num_words, Vec (&out)[kRows][kVectors]) {
+  static_assert(kSums == 1 || kSums == 2, "");
+  if constexpr (kSums * kRows * kVectors <= kMostSums) {
+    multiply_part<kRows, kSums, 0, kSums, kAhead>(x, step, row, w, num_words, out);
+  } else {
+    multiply_part<kRows, kSums, 0, 1, kAhead>(x, step, row, w, num_words, out);
+    if constexpr (kSums > 1)
+      multiply_part<kRows, kSums, 1, 1, kAhead>(x, step, row, w, num_words, out);
+  }
 }
 
 }  // namespace reblock
