@@ -242,10 +242,13 @@ def test_a_single_nan_anywhere_in_a_batch_is_refused(column: int, temperature: f
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
-def test_logits_that_leave_nothing_to_draw_from_are_refused_before_any_draw(value: float) -> None:
-    states = states_of({"temperature": 1.5, "seed": 4}, {"temperature": 1.0})
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_is_infinite_is_refused_before_any_row_draws(
+    value: float, temperature: float
+) -> None:
+    states = states_of({"temperature": 1.5, "seed": 4}, {"temperature": temperature})
     bad = torch.stack([LOGITS, torch.full((4,), value)])
-    with pytest.raises(RuntimeError, match="inf"):
+    with pytest.raises(RuntimeError, match="infinite"):
         SAMPLER.choose(bad, states, [[0], [0]])
     undisturbed = sampler(temperature=1.5, seed=4)
     assert [SAMPLER.choose([LOGITS], states[:1], [[0]])[0].token_id for _ in range(20)] == [
@@ -315,7 +318,7 @@ def kept_here(logits: torch.Tensor, ids: list[int], **options: Any) -> torch.Ten
     """The same here: what every token weighs that could be drawn."""
     (state,) = states_of(options)
     tokens = sampler_module._Candidates(logits.numpy(), np.empty(len(logits), np.float32))
-    kept = sampler_module._prepare(tokens, state, ids)
+    kept = sampler_module._narrowed(tokens, state.params, ids)
     weights = torch.from_numpy(kept.weights(kept.scores.max()).astype(np.float64))
     probabilities = torch.zeros(len(logits), dtype=torch.float64)
     where = np.arange(len(logits)) if kept.token_ids is None else kept.token_ids

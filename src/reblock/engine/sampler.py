@@ -96,18 +96,16 @@ class TorchSampler:
             self._scratch = np.empty(scores.shape[1], np.float32)
         greedy = scores.argmax(axis=-1)
         # Among scores with a NaN, the greatest is the NaN; its index would pass for a token.
-        if np.isnan(scores[np.arange(len(greedy)), greedy]).any():
-            raise RuntimeError("the model returned logits that are not a number (NaN)")
+        best = scores[np.arange(len(greedy)), greedy]
+        if not np.isfinite(best).all():
+            what = "not a number (NaN)" if np.isnan(best).any() else "infinite"
+            raise RuntimeError(f"the model returned logits that are {what}")
         chosen = greedy.tolist()
         rows_of = [_Candidates(row, self._scratch) for row in scores]
-        # All are prepared before the first draws, so that a row that cannot be changes no state.
-        prepared = {
-            row: _prepare(rows_of[row], state, token_ids[row])
-            for row, state in enumerate(states)
-            if not state.is_plain
-        }
-        for row, candidates in prepared.items():
-            chosen[row] = candidates.choose(states[row].random)
+        for row, state in enumerate(states):
+            if not state.is_plain:
+                kept = _narrowed(rows_of[row], state.params, token_ids[row])
+                chosen[row] = kept.choose(state.random)
         return [
             Choice(token_id=token_id, logprobs=_logprobs(rows_of[row], token_id, state.params))
             for row, (state, token_id) in enumerate(zip(states, chosen, strict=True))
@@ -206,23 +204,20 @@ def _where_sum_reaches(weights: Scores, wanted: float) -> int:
     return run * RUN + int(inside.searchsorted(min(wanted - before, inside[-1])))
 
 
-def _prepare(all_tokens: _Candidates, state: SamplerState, token_ids: list[int]) -> _Candidates:
+def _narrowed(kept: _Candidates, params: SamplingParams, token_ids: list[int]) -> _Candidates:
     """Return what the token is chosen of. The options come in the order of transformers."""
-    params, kept = state.params, all_tokens
     if params.repetition_penalty != 1:
         scores = _penalized(kept.scores, token_ids, params.repetition_penalty)
         kept = replace(kept, scores=scores)
-    if state.random is None:
+    if params.temperature == 0:
         return kept
-    best = float(kept.scores.max())
-    if not math.isfinite(best):
-        raise RuntimeError(f"no token can be drawn by logits of which the greatest is {best}")
     kept = replace(kept, temperature=min(params.temperature, MAX_TEMPERATURE))
     if params.top_k is not None:
         kept = kept.most_probable(params.top_k)
     if params.top_p is not None and params.top_p < 1:
         kept = kept.nucleus(params.top_p)
     if params.min_p:
+        best = float(kept.scores.max())
         kept = kept.reaching(best + kept.temperature * math.log(params.min_p))
     return kept
 
