@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=Once,
         type=whole_number,
         default=1,
-        help=f"answers to each prompt, up to {MAX_ANSWERS:,} (default: 1); the prompt is read once",
+        help=f"answers to each prompt, up to {MAX_ANSWERS:,} (default: 1)",
     )
     _add_sampling_arguments(parser)
     parser.add_argument(
