@@ -394,9 +394,25 @@ def test_log_probabilities_of_a_large_vocabulary_are_those_of_torch(num_top: int
 
 
 def test_of_equally_probable_tokens_the_first_are_listed() -> None:
-    (choice,) = SAMPLER.choose([torch.zeros(3000)], states_of({"logprobs": 3}), [[0]])
+    logits = torch.randint(3, (40_000,), generator=torch.Generator().manual_seed(0)).float()
+    logits[:1000] = 0.0
+    logits[777] = 3.0
+    (choice,) = SAMPLER.choose([logits], states_of({"logprobs": 20}), [[0]])
     assert choice.logprobs is not None
-    assert choice.logprobs.top == tuple((token, -math.log(3000)) for token in range(3))
+    expected = [777, *(logits == 2).nonzero().flatten()[:19].tolist()]
+    assert [token_id for token_id, _ in choice.logprobs.top] == expected
+
+
+@pytest.mark.parametrize(("num_tokens", "top_p"), [(40_000, 0.2), (40_000, 0.9), (4000, 0.9)])
+def test_top_p_keeps_most_of_a_large_vocabulary_where_the_model_knows_little(
+    num_tokens: int, top_p: float
+) -> None:
+    logits = torch.randn(num_tokens, generator=torch.Generator().manual_seed(0)) * 0.1
+    options = {"temperature": 1.0, "top_p": top_p}
+    here, there = kept_here(logits, [], **options), kept_by_transformers(logits, [], **options)
+    assert abs(int((here > 0).sum()) - int((there > 0).sum())) <= 5
+    assert int((here > 0).sum()) > top_p * num_tokens * 0.8
+    torch.testing.assert_close(here, there, rtol=1e-3, atol=1.5 / num_tokens)
 
 
 def test_a_token_that_the_model_reads_but_never_writes_has_nothing_to_penalize() -> None:
