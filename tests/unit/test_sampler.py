@@ -267,6 +267,12 @@ def test_tokens_that_the_model_rules_out_are_never_drawn(temperature: float, mas
     assert drawn == {7, 250} or (temperature > 1e30 and math.isfinite(masked))
 
 
+def test_the_least_number_there_is_can_be_penalized() -> None:
+    logits = torch.tensor([torch.finfo(torch.float32).min, 1.0, 1.0])
+    choose = sampler(repetition_penalty=1.5, temperature=0.5, seed=0)
+    assert {choose(logits, [0]) for _ in range(40)} == {1, 2}
+
+
 class Given:
     """Stands in for random numbers."""
 

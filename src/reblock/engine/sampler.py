@@ -52,6 +52,10 @@ MAX_TEMPERATURE = 1e30
 """From far below it on all tokens are equally probable; above, scores would leave float32."""
 
 
+# Models mask tokens by the least number there is. A little less is infinitely little, and as good.
+_OVERFLOWS = np.errstate(over="ignore")
+
+
 @dataclass(frozen=True, slots=True)
 class SamplerState:
     """What is known of one request: what it asked for, and its own random numbers."""
@@ -161,6 +165,7 @@ class _Candidates:
         ranked = replace(few, scores=np.sort(few.scores)[::-1], token_ids=None)
         return few.reaching(ranked.scores[_where_sum_reaches(ranked.weights(best), wanted)])
 
+    @_OVERFLOWS
     def weights(self, best: np.float32) -> Scores:
         """Return their probabilities relative to that of a token with the score `best`.
 
@@ -168,8 +173,7 @@ class _Candidates:
         """
         weights = np.subtract(self.scores, best, out=self.scratch[: len(self.scores)])
         if self.temperature != 1:
-            with np.errstate(over="ignore"):  # of what is masked by the least number there is
-                weights /= np.float32(self.temperature)
+            weights /= np.float32(self.temperature)
         return np.exp(weights, out=weights)
 
 
@@ -222,6 +226,7 @@ def _narrowed(kept: _Candidates, params: SamplingParams, token_ids: list[int]) -
     return kept
 
 
+@_OVERFLOWS
 def _penalized(scores: Scores, token_ids: list[int], penalty: float) -> Scores:
     occurred = np.array(token_ids)
     occurred = occurred[occurred < len(scores)]  # a model may read tokens that it never writes
