@@ -6,13 +6,13 @@ Each case is one call for all rows of a batch, as after a step of a decoder: the
 engine, and transformers' processors with softmax and multinomial on the whole batch, as `generate`
 has them. Both run in one process, in turn, round by round: what else the machine does meanwhile
 hits both alike. With "sure" logits 35 tokens have 0.9 of the probability and some hundreds 0.99 of
-it; with "unsure" ones it takes three quarters of the vocabulary to have 0.9, so top_p has to sort
-all of it.
+it; with "unsure" ones it takes three quarters of the vocabulary to have 0.9.
 
-The second table is a whole step of the engine at batch 8, greedy, on a runner that computes nothing
-and returns logits: what is left is the scheduler, the sampler and the outputs.
+The second table is a step of the engine at batch 8, greedy, on a runner that computes nothing and
+returns logits: what is left is the scheduler, the sampler and the outputs. The last two columns are
+means, with all that the machine did in between.
 
-Numbers are medians in milliseconds; in brackets the best round.
+Numbers are medians in milliseconds: on the clock, and in brackets of the processor, of all threads.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def main() -> None:
 
 def measure_cases(rounds: int) -> list[dict[str, object]]:
     """Print a line for each case; return them for the JSON."""
-    print("| vocabulary | logits | rows | what | reblock | transformers | ratio |")
+    print("| vocabulary | logits | rows | what | reblock | transformers | of processor |")
     print("|---:|---|---:|---|---:|---:|---:|")
     results: list[dict[str, object]] = []
     for vocab_size in VOCABULARIES:
@@ -88,7 +88,7 @@ def measure_cases(rounds: int) -> list[dict[str, object]]:
                     print(
                         f"| {vocab_size:,} | {name} | {rows} | {kind} | {shown(ours)} "
                         f"| {shown(theirs)} "
-                        f"| {statistics.median(theirs) / statistics.median(ours):.1f} |",
+                        f"| {theirs['processor_s'] / ours['processor_s']:.1f} |",
                         flush=True,
                     )
                     results.append(
@@ -97,8 +97,8 @@ def measure_cases(rounds: int) -> list[dict[str, object]]:
                             "logits": name,
                             "rows": rows,
                             "kind": kind,
-                            "reblock_s": ours,
-                            "transformers_s": theirs,
+                            "reblock": ours,
+                            "transformers": theirs,
                         }
                     )
     return results
@@ -144,20 +144,25 @@ def make_processors(options: dict[str, Any]) -> hf.LogitsProcessorList:
     return hf.LogitsProcessorList(named)
 
 
-def in_turn(runs: list[Callable[[], object]], rounds: int) -> list[list[float]]:
-    """Return the seconds of each in every round; one round before is not counted."""
-    seconds: list[list[float]] = [[] for _ in runs]
+def in_turn(runs: list[Callable[[], object]], rounds: int) -> list[dict[str, float]]:
+    """Return the median seconds of each over all rounds; one round before is not counted."""
+    clock: list[list[float]] = [[] for _ in runs]
+    processor: list[list[float]] = [[] for _ in runs]
     for number in range(rounds + 1):
-        for run, taken in zip(runs, seconds, strict=True):
-            started = time.perf_counter()
+        for index, run in enumerate(runs):
+            started, computed = time.perf_counter(), time.process_time()
             run()
             if number > 0:
-                taken.append(time.perf_counter() - started)
-    return seconds
+                clock[index].append(time.perf_counter() - started)
+                processor[index].append(time.process_time() - computed)
+    return [
+        {"clock_s": statistics.median(seconds), "processor_s": statistics.median(computed_s)}
+        for seconds, computed_s in zip(clock, processor, strict=True)
+    ]
 
 
-def shown(seconds: list[float]) -> str:
-    return f"{statistics.median(seconds) * 1e3:.2f} ({min(seconds) * 1e3:.2f})"
+def shown(seconds: dict[str, float]) -> str:
+    return f"{seconds['clock_s'] * 1e3:.3f} ({seconds['processor_s'] * 1e3:.3f})"
 
 
 class IdleRunner:
@@ -200,28 +205,16 @@ def measure_steps() -> list[dict[str, object]]:
             engine.add([row] * NUM_TOKENS, SamplingParams(max_new_tokens=NUM_STEPS + 20))
         while engine.num_waiting or engine.counters().num_decoded_tokens < 10 * STEP_ROWS:
             engine.step()
-        steps: list[float] = []
         before = engine.counters()
-        for _ in range(NUM_STEPS - 20):
-            started = time.perf_counter()
-            engine.step()
-            steps.append(time.perf_counter() - started)
+        (step,) = in_turn([engine.step], NUM_STEPS)
         after = engine.counters()
         scheduler, sampler = (
-            (getattr(after, name) - getattr(before, name)) / len(steps) / 1e9
+            (getattr(after, name) - getattr(before, name)) / NUM_STEPS / 1e9
             for name in ("scheduler_ns", "sampler_ns")
         )
-        print(
-            f"| {vocab_size:,} | {statistics.median(steps) * 1e3:.3f} ({min(steps) * 1e3:.3f}) "
-            f"| {scheduler * 1e3:.3f} | {sampler * 1e3:.3f} |"
-        )
+        print(f"| {vocab_size:,} | {shown(step)} | {scheduler * 1e3:.3f} | {sampler * 1e3:.3f} |")
         results.append(
-            {
-                "vocab_size": vocab_size,
-                "step_s": steps,
-                "scheduler_s": scheduler,
-                "sampler_s": sampler,
-            }
+            {"vocab_size": vocab_size, **step, "scheduler_s": scheduler, "sampler_s": sampler}
         )
     return results
 

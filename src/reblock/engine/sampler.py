@@ -3,8 +3,8 @@
 Those sort whole vocabularies for every token of every request, which takes 20 ms and more where
 there are 128,000 tokens; `benchmarks/sampling.py` compares the two. Here
 
-* what an option keeps are the tokens that reach some score, so that no more than a few thousand are
-  ever sorted, unless the model knows so little that top_p keeps more;
+* what an option keeps are the tokens that reach some score, and to find that score no more than a
+  thousand of them are ever sorted;
 * a request is worked on by itself, row by row. So what runs beside it cannot change a bit of it,
   as another shape of the operands could, and the scores of one row stay in the processor's cache;
 * numpy computes. It does what is needed here in one pass with vector instructions, where torch's
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SamplerState", "TorchSampler"]
 
-NUCLEUS = 1024
-"""How many of the most probable tokens top_p sorts at first, and 8 times more while too few."""
+NUCLEUS = 256
+"""About as many of the most probable tokens are mostly enough for top_p."""
 
 MIN_GROUPS = 1024
 
@@ -157,13 +157,24 @@ class _Candidates:
     def nucleus(self, top_p: float) -> _Candidates:
         """Return the fewest whose probabilities reach this sum, the most probable ones."""
         best = self.scores.max()
-        wanted = top_p * float(self.weights(best).sum())
-        count, few = NUCLEUS, self.reaching(_reached_by(self.scores, NUCLEUS))
-        while len(few.scores) < len(self.scores) and few.weights(best).sum() < wanted:
-            count *= 8
-            few = self.reaching(_reached_by(self.scores, count))
-        ranked = replace(few, scores=np.sort(few.scores)[::-1], token_ids=None)
-        return few.reaching(ranked.scores[_where_sum_reaches(ranked.weights(best), wanted)])
+        missing = top_p * float(self.weights(best).sum())
+        few = self.reaching(_reached_by(self.scores, NUCLEUS))
+        if few.weights(best).sum() < missing:
+            few = self
+        # Down to a few, halves are told apart and not sorted: the last one is in one of them.
+        scores = few.scores
+        while len(scores) > 4 * NUCLEUS:
+            middle = len(scores) // 2
+            halves = np.partition(scores, middle)
+            upper = float(replace(few, scores=halves[middle:]).weights(best).sum())
+            if upper >= missing:
+                scores = halves[middle:]
+            else:
+                missing -= upper
+                scores = halves[:middle]
+        ranked = np.sort(scores)[::-1]
+        weights = replace(few, scores=ranked).weights(best)
+        return few.reaching(float(ranked[_where_sum_reaches(weights, missing)]))
 
     @_OVERFLOWS
     def weights(self, best: np.float32) -> Scores:
