@@ -157,8 +157,8 @@ class Engine:
     ) -> list[int]:
         """Queue `num_answers` requests for answers to one prompt and return their ids.
 
-        They share the blocks of the prompt. A seed is that of the first answer; the others count
-        on from it.
+        They share the full blocks of the prompt. A seed is that of the first answer; the others
+        count on from it.
 
         Raises:
             RequestTooLarge, UsageError: as `add` does. None is queued then.
