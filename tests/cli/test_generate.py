@@ -138,6 +138,7 @@ def test_json_holds_everything_in_one_object(
         "results": [
             {
                 "prompt": prompt,
+                "answer_index": 0,
                 "text": text_of(answer_to(f"<{prompt}>", 4)),
                 "num_prompt_tokens": len(f"<{prompt}>".encode()),
                 "token_ids": answer_to(f"<{prompt}>", 4),
@@ -151,6 +152,97 @@ def test_json_holds_everything_in_one_object(
         "kvcache_block_size": 4,
         "kv_bytes": 6144,
     }
+
+
+SAMPLED = ("--max-new-tokens=6", "--temperature=1")
+
+
+def test_several_answers_to_each_prompt_come_in_order_and_by_seeds_of_their_own(
+    model: FakeModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = [f"--prompt={letter * 20}" for letter in "ab"]
+    assert main(["generate", "dir", *prompts, "--n=3", "--seed=5", "--json", *SAMPLED]) == 0
+    report = json.loads(capsys.readouterr().out)
+    results = report["results"]
+    expected = [(letter * 20, index) for letter in "ab" for index in range(3)]
+    assert [(result["prompt"], result["answer_index"]) for result in results] == expected
+    assert len({tuple(result["token_ids"]) for result in results}) == 6
+    for result in results:
+        seed = 5 + result["answer_index"]
+        alone = ["generate", "dir", f"--prompt={result['prompt']}", f"--seed={seed}"]
+        assert main([*alone, "--json", *SAMPLED]) == 0
+        (single,) = json.loads(capsys.readouterr().out)["results"]
+        assert single == {**result, "answer_index": 0}
+
+
+def test_the_prompt_of_several_answers_is_read_once(
+    model: FakeModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # "<aaaaaaaaaaaaaaaaaaa>" are 21 tokens: five full blocks of four, and one token
+    arguments = ["generate", "dir", f"--prompt={'a' * 19}", *SAMPLED]
+    assert main([*arguments, "--n=2"]) == 0
+    assert [call for call in model.runner.calls if call[0] == "prefill"] == [
+        ("prefill", start) for start in (0, 8, 16, 20)
+    ]
+
+
+def test_a_heading_tells_which_answer_to_its_prompt_follows(
+    model: FakeModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "dir", "--prompt=a", "--prompt=b", "--n=2", *SAMPLED]) == 0
+    out, err = capsys.readouterr()
+    headings = [line for line in out.splitlines() if line.startswith("--- ")]
+    assert headings == [
+        "--- 1 of 4: a (answer 1 of 2)",
+        "--- 2 of 4: a (answer 2 of 2)",
+        "--- 3 of 4: b (answer 1 of 2)",
+        "--- 4 of 4: b (answer 2 of 2)",
+    ]
+    assert "24 tokens in" in err
+    assert "warning" not in err
+
+
+def test_several_answers_without_a_temperature_are_warned_about_as_they_are_the_same(
+    model: FakeModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", "dir", "--prompt=a", "--max-new-tokens=5", "--n=2", "--json"]
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    first, second = json.loads(out)["results"]
+    assert first["token_ids"] == second["token_ids"]
+    assert "warning: unless --temperature is above 0, all answers to a prompt are the same" in err
+
+
+def test_several_answers_that_never_fit_exit_with_3_before_any_token(
+    model: FakeModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "dir", "--prompt=a", f"--prompt={'b' * 70}", "--n=2"]) == 3
+    assert capsys.readouterr().out == ""
+    assert model.runner.calls == []
+
+
+@pytest.mark.parametrize("num_top", [0, 2])
+def test_log_probabilities_stand_beside_the_tokens_that_were_chosen(
+    model: FakeModel, capsys: pytest.CaptureFixture[str], num_top: int
+) -> None:
+    arguments = ["generate", "dir", "--prompt=Hi", "--max-new-tokens=3", "--json"]
+    assert main([*arguments, f"--logprobs={num_top}"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    # What the fake sampler says of every token.
+    assert result["logprobs"] == [
+        {
+            "token_id": token_id,
+            "logprob": -1.0,
+            "top": [
+                {"token_id": token_id + rank, "logprob": -1.0 - rank} for rank in range(num_top)
+            ],
+        }
+        for token_id in answer_to("<Hi>", 3)
+    ]
+
+
+def test_a_token_without_any_probability_is_valid_json() -> None:
+    assert generate._logprob(7, float("-inf")) == {"token_id": 7, "logprob": None}
 
 
 def test_the_token_that_ends_an_answer_is_counted_but_not_printed(
@@ -221,6 +313,10 @@ def test_a_request_that_never_fits_exits_with_3_before_any_token(
         (["--prompt=a", "--temperature=nan"], "temperature must be"),
         (["--prompt=a", "--top-p=2"], "top_p must be"),
         (["--prompt=a", "--stop="], "stop must be"),
+        (["--prompt=a", "--n=0"], "--n must be from 1 to 1,024, not 0"),
+        (["--prompt=a", "--n=1025"], "--n must be from 1 to 1,024, not 1025"),
+        (["--prompt=a", "--logprobs=2"], "--logprobs are printed with --json only"),
+        (["--prompt=a", "--logprobs=21", "--json"], "logprobs must be"),
         (["--prompt-file=/nowhere/at/all"], "cannot read the prompt file '/nowhere/at/all'"),
     ],
 )
@@ -233,7 +329,9 @@ def test_options_that_make_no_sense_exit_with_2_before_anything_is_loaded(
 
 
 @pytest.mark.parametrize("text", ["", "x", "1.5", "1_0", " 1", "+1", "-1", "\u0661", "1" * 65])
-@pytest.mark.parametrize("option", ["--max-new-tokens", "--top-k", "--seed", "--threads"])
+@pytest.mark.parametrize(
+    "option", ["--max-new-tokens", "--n", "--top-k", "--seed", "--logprobs", "--threads"]
+)
 def test_whole_numbers_are_written_in_ascii_digits_alone(
     model: FakeModel, capsys: pytest.CaptureFixture[str], option: str, text: str
 ) -> None:

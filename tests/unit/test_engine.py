@@ -341,9 +341,24 @@ def test_several_answers_to_one_prompt_share_its_blocks_and_draw_by_seeds_of_the
         assert alone[0].token_ids == answer
 
 
+def test_several_answers_to_each_prompt_are_returned_prompt_by_prompt() -> None:
+    params = SamplingParams(max_new_tokens=4, temperature=1.0, seed=5)
+    prompts = [[1, 2, 3], [4, 5]]
+    completions = make_engine().generate(prompts, params, num_answers=2)
+    alone = [
+        make_engine().generate([prompt], params.for_answer(index))[0]
+        for prompt in prompts
+        for index in range(2)
+    ]
+    assert completions == alone
+    assert len({tuple(completion.token_ids) for completion in completions}) == 4
+
+
 def test_no_answer_at_all_cannot_be_asked_for() -> None:
     with pytest.raises(UsageError, match="at least one answer"):
         make_engine().add_several([1], params_of(1), 0)
+    with pytest.raises(UsageError, match="at least one answer"):
+        make_engine().generate([[1]], params_of(1), num_answers=0)
 
 
 def test_several_answers_that_do_not_fit_are_refused_together() -> None:

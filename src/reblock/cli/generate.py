@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from reblock.backends.loading import check_backend, require_torch
 from reblock.cli.numbers import add_threads, check_threads, number, whole_number
 from reblock.cli.parser import Once, add_directory, add_json
-from reblock.engine.request import SamplingParams
+from reblock.engine.request import MAX_LOGPROBS, SamplingParams
 from reblock.errors import UsageError
 from reblock.units import format_gib
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable
 
+    from reblock.engine.choices import LogProbs
     from reblock.engine.engine import Engine
     from reblock.engine.outputs import TokenOutput
     from reblock.engine.request import FinishReason
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 DEFAULT_NEW_TOKENS = 256
 MAX_PROMPT_FILE_BYTES = 64 * 2**20
+MAX_ANSWERS = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,12 +57,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="continue the prompt itself: leave the model's chat template out",
     )
+    parser.add_argument(
+        "--n",
+        dest="num_answers",
+        metavar="N",
+        action=Once,
+        type=whole_number,
+        default=1,
+        help=f"answers to each prompt, up to {MAX_ANSWERS:,} (default: 1)",
+    )
     _add_sampling_arguments(parser)
     parser.add_argument(
         "--stop",
         metavar="TEXT",
         action="append",
         help="a text that ends an answer and is left out of it; may be given several times",
+    )
+    parser.add_argument(
+        "--logprobs",
+        metavar="N",
+        action=Once,
+        type=whole_number,
+        help="with --json, tell how probable each token and the N most probable ones were: "
+        f"natural logarithms, up to {MAX_LOGPROBS} tokens",
     )
     add_threads(parser)
     parser.add_argument(
@@ -82,22 +103,31 @@ def _add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     add("--top-p", number, "sample from the fewest tokens whose probabilities reach this sum")
     add("--min-p", number, "sample from tokens at least this probable, relative to the best one")
     add("--repetition-penalty", number, "above 1 makes tokens that occurred less probable")
-    add("--seed", whole_number, "makes sampling repeatable")
+    add(
+        "--seed",
+        whole_number,
+        "makes sampling repeatable; further answers to a prompt count on from it",
+    )
 
 
 @dataclass(slots=True, kw_only=True)
 class _Answer:
-    """One prompt and its answer as it grows."""
+    """One prompt and an answer to it as it grows."""
 
     prompt: str
     prompt_ids: list[int]
+    index: int
+    """Which of the answers to the prompt it is, from 0 on."""
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[LogProbs] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
 
     def take(self, output: TokenOutput) -> None:
         """Add a token and the text that came of it."""
         self.token_ids.append(output.token_id)
+        if output.logprobs is not None:
+            self.logprobs.append(output.logprobs)
         self.finish_reason = output.finish_reason
         self.text += output.text
 
@@ -108,6 +138,8 @@ def run(args: argparse.Namespace) -> int:
     if not prompts:
         raise UsageError("nothing to answer: give a --prompt or a --prompt-file")
     check_threads(args.threads)
+    if not 1 <= args.num_answers <= MAX_ANSWERS:
+        raise UsageError(f"--n must be from 1 to {MAX_ANSWERS:,}, not {args.num_answers}")
     params = _sampling_params(args)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # a model may write characters that the terminal's encoding lacks
@@ -119,9 +151,14 @@ def run(args: argparse.Namespace) -> int:
         if args.max_new_tokens is None:
             room = engine.limits.max_request_tokens - len(prompt_ids)
             params = replace(params, max_new_tokens=max(1, min(DEFAULT_NEW_TOKENS, room)))
-        detokenizer = tokenizer.detokenizer(prompt_ids, raw=args.raw)
-        request_id = engine.add(prompt_ids, params, detokenizer=detokenizer)
-        answers[request_id] = _Answer(prompt=prompt, prompt_ids=prompt_ids)
+        request_ids = engine.add_several(
+            prompt_ids,
+            params,
+            args.num_answers,
+            make_detokenizer=partial(tokenizer.detokenizer, prompt_ids, raw=args.raw),
+        )
+        for index, request_id in enumerate(request_ids):
+            answers[request_id] = _Answer(prompt=prompt, prompt_ids=prompt_ids, index=index)
     _serve(engine, answers, args)
     return 0
 
@@ -150,17 +187,28 @@ def _read_prompt(kind: str, value: str) -> str:
 
 
 def _sampling_params(args: argparse.Namespace) -> SamplingParams:
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+    if args.logprobs is not None and not args.json:
+        raise UsageError("--logprobs are printed with --json only: add it")
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "logprobs")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
     max_new_tokens = 1 if args.max_new_tokens is None else args.max_new_tokens
     params = SamplingParams(max_new_tokens=max_new_tokens, stop=tuple(args.stop or ()), **given)
-    idle = [name for name in ("top_k", "top_p", "min_p", "seed") if name in given]
-    if params.temperature == 0 and idle:
+    if params.temperature == 0:
+        _warn_of_greedy([name for name in ("top_k", "top_p", "min_p", "seed") if name in given])
+        if args.num_answers > 1:
+            print(
+                "warning: unless --temperature is above 0, all answers to a prompt are the same",
+                file=sys.stderr,
+            )
+    return params
+
+
+def _warn_of_greedy(idle: list[str]) -> None:
+    if idle:
         options = ", ".join("--" + name.replace("_", "-") for name in idle)
         print(
             f"warning: without effect unless --temperature is above 0: {options}", file=sys.stderr
         )
-    return params
 
 
 def _load(directory: str, num_threads: int | None) -> tuple[Engine, Tokenizer]:
@@ -198,7 +246,8 @@ def _serve(engine: Engine, answers: dict[int, _Answer], args: argparse.Namespace
                 print(output.text, end="", flush=True)
         while not args.json and unprinted and unprinted[0].finish_reason is not None:
             number = num_answers - len(unprinted) + 1
-            _print_answer(unprinted.pop(0), number, num_answers, streamed=streams)
+            which = f"{number} of {num_answers}" if num_answers > 1 else ""
+            _print_answer(unprinted.pop(0), which, args.num_answers, streamed=streams)
     seconds = time.perf_counter() - start_s
     report = _report(engine, answers.values(), seconds, most_running)
     if args.json:
@@ -207,12 +256,13 @@ def _serve(engine: Engine, answers: dict[int, _Answer], args: argparse.Namespace
         print(_summary(engine, report), file=sys.stderr)
 
 
-def _print_answer(answer: _Answer, number: int, num_answers: int, *, streamed: bool) -> None:
+def _print_answer(answer: _Answer, which: str, num_alike: int, *, streamed: bool) -> None:
     if streamed:
         print(flush=True)
         return
-    if num_answers > 1:
-        print(f"--- {number} of {num_answers}: {_headline(answer.prompt)}")
+    if which:
+        among = f" (answer {answer.index + 1} of {num_alike})" if num_alike > 1 else ""
+        print(f"--- {which}: {_headline(answer.prompt)}{among}")
     print(answer.text, flush=True)
 
 
@@ -222,19 +272,33 @@ def _headline(prompt: str, width: int = 60) -> str:
     return words if len(words) <= width else words[: width - 3] + "..."
 
 
+def _result(answer: _Answer) -> dict[str, object]:
+    result: dict[str, object] = {
+        "prompt": answer.prompt,
+        "answer_index": answer.index,
+        "text": answer.text,
+        "num_prompt_tokens": len(answer.prompt_ids),
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+    }
+    if answer.logprobs:
+        tokens = zip(answer.token_ids, answer.logprobs, strict=True)
+        result["logprobs"] = [
+            {**_logprob(token_id, one.chosen), "top": [_logprob(*pair) for pair in one.top]}
+            for token_id, one in tokens
+        ]
+    return result
+
+
+def _logprob(token_id: int, value: float) -> dict[str, object]:
+    # JSON has no number for the logarithm of 0
+    return {"token_id": token_id, "logprob": value if math.isfinite(value) else None}
+
+
 def _report(
     engine: Engine, answers: Iterable[_Answer], seconds: float, most_running: int
 ) -> dict[str, object]:
-    results = [
-        {
-            "prompt": answer.prompt,
-            "text": answer.text,
-            "num_prompt_tokens": len(answer.prompt_ids),
-            "token_ids": answer.token_ids,
-            "finish_reason": answer.finish_reason,
-        }
-        for answer in answers
-    ]
+    results = [_result(answer) for answer in answers]
     num_new_tokens = sum(len(answer.token_ids) for answer in answers)
     return {
         "results": results,

@@ -157,8 +157,8 @@ class Engine:
     ) -> list[int]:
         """Queue `num_answers` requests for answers to one prompt and return their ids.
 
-        They share the blocks of the prompt. A seed is that of the first answer; the others count
-        on from it.
+        They share the full blocks of the prompt. A seed is that of the first answer; the others
+        count on from it.
 
         Raises:
             RequestTooLarge, UsageError: as `add` does. None is queued then.
@@ -220,11 +220,20 @@ class Engine:
         self._scheduler.resize(num_blocks, moves)
 
     def generate(
-        self, prompts: SequenceOf[SequenceOf[int]], params: SamplingParams
+        self,
+        prompts: SequenceOf[SequenceOf[int]],
+        params: SamplingParams,
+        *,
+        num_answers: int = 1,
     ) -> list[Completion]:
-        """Answer all prompts and return the answers in their order.
+        """Answer all prompts and return the answers in their order, all of a prompt together.
 
         Nothing runs unless every prompt is accepted. The engine must be idle.
+
+        Args:
+            prompts: the tokens of each prompt.
+            params: how all of their tokens are chosen.
+            num_answers: to each prompt; see `add_several`.
 
         Raises:
             RequestTooLarge, UsageError: as `add` does.
@@ -234,7 +243,8 @@ class Engine:
         answers: dict[int, list[TokenOutput]] = {}
         try:
             for prompt_ids in prompts:
-                answers[self.add(prompt_ids, params)] = []
+                for request_id in self.add_several(prompt_ids, params, num_answers):
+                    answers[request_id] = []
             while self.has_work:
                 for output in self.step():
                     answers[output.request_id].append(output)

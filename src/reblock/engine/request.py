@@ -38,7 +38,9 @@ class SamplingParams:
     temperature: float = 0.0
     """0 takes the most probable token each time; the three fields below are without effect then."""
     top_k: int | None = None
-    """Sample from the k most probable tokens only."""
+    """Sample from the k most probable tokens only.
+
+    Here and with `top_p`, tokens that are as probable as the last of them are kept as well."""
     top_p: float | None = None
     """Sample from the fewest tokens whose probabilities reach this sum."""
     min_p: float | None = None
