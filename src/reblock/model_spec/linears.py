@@ -1,7 +1,7 @@
 """The linear layers of a model, whose weights programs for the cpu keep in a type of their own.
 
 Known for the model types that tests hold against the models that transformers builds; for any
-other the answer is None. Experts are no linear layers there, and neither are most routers.
+other the answer is None. Experts and their routers are no linear layers there.
 """
 
 from __future__ import annotations
@@ -34,27 +34,40 @@ __all__ = ["LinearShape", "Linears", "read_linears"]
 # Of these, one layer makes queries, keys and values, or the gate and what it lets through.
 _FUSED_ATTENTION = ("bloom", "codegen", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "phi3")
 _FUSED_GATE = ("glm", "glm4", "phi3")
-_LINEAR_ROUTERS = ("hunyuan_v1_moe",)
+# Of these, the weights that choose among experts are float32 whatever the model is.
+_FLOAT32_ROUTERS = (
+    "dots1",
+    "ernie4_5_moe",
+    "exaone_moe",
+    "glm4_moe",
+    "hy_v3",
+    "mimo_v2_flash",
+    "sarvam_moe",
+    "solar_open",
+)
 # Of these, the embedding has a class of its own, which reads no weight of another type.
 _OWN_EMBEDDING = (
     "biogpt",
     "gemma",
     "gemma2",
     "gemma3_text",
-    "gemma4_unified_text",
     "vaultgemma",
     "xglm",
 )
-# Those with linear layers in other places, or that transformers builds within larger models only.
+# Those with linear layers or with float32 in other places, or that transformers builds only within
+# larger models.
 _NOT_COUNTED = (
     "afmoe",
     "dbrx",
     "falcon",
+    "flint",
     "gemma4_text",
+    "gemma4_unified_text",
     "glm4v_moe_text",
     "glm4v_text",
     "glm_ocr_text",
     "granite_docling_text",
+    "hunyuan_v1_moe",
     "mllama_text_model",
     "paddleocr_vl_text",
     "phi4_multimodal",
@@ -76,22 +89,23 @@ class LinearShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linears:
-    """Every shape of a weight with the number of them, and the elements of all biases together.
+    """Every shape of a weight with the number of them.
 
-    The head is among them. `has_copy`: the embedding of the tokens has the same weight, but could
-    not read it were it kept in another type.
+    The head is among them. `num_float32` counts the elements that are float32 whatever the type of
+    the model: biases, and the routers of some mixtures of experts. `has_copy`: the embedding of
+    the tokens has the same weight as the head, but could not read it in another type.
     """
 
     shapes: tuple[tuple[LinearShape, int], ...]
     head: LinearShape
-    num_biases: int
+    num_float32: int
     has_copy: bool
 
     @property
     def num_elements(self) -> int:
-        """The elements of all weights and biases."""
+        """The elements of all weights, and of what is float32 besides."""
         weights = sum(count * outputs * inputs for (outputs, inputs), count in self.shapes)
-        return weights + self.num_biases
+        return weights + self.num_float32
 
 
 def read_linears(fields: ModelFields) -> Linears | None:
@@ -114,17 +128,17 @@ def _read(fields: ModelFields, family: Family) -> Linears | None:
     if any(layer.shares_with is not None for layer in layers):
         return None
     head = LinearShape(fields.required("vocab_size"), fields.required("hidden_size"))
-    shapes, num_biases = Counter([head]), 0
+    shapes, num_float32 = Counter([head]), 0
     if has_bias(fields, family.head_bias):
-        num_biases = head.outputs
+        num_float32 = head.outputs
     for index, layer in enumerate(layers):
-        num_biases += _add_attention(shapes, fields, family, layer)
-        num_biases += _add_feed_forward(shapes, fields, family, index)
+        num_float32 += _add_attention(shapes, fields, family, layer)
+        num_float32 += _add_feed_forward(shapes, fields, family, index)
     is_tied = fields.boolean("tie_word_embeddings")
     return Linears(
         shapes=tuple(shapes.items()),
         head=head,
-        num_biases=num_biases,
+        num_float32=num_float32,
         has_copy=is_tied and fields.model_type in _OWN_EMBEDDING,
     )
 
@@ -147,22 +161,22 @@ def _add_attention(
 def _add_feed_forward(
     shapes: Counter[LinearShape], fields: ModelFields, family: Family, index: int
 ) -> int:
-    """Add the weights of that layer's other part and return the elements of its biases."""
+    """Add the weights of that layer's other part and return how many elements are float32."""
     hidden = fields.required("hidden_size")
     experts = fields.integer("num_local_experts", minimum=0, noted=False) or 0
-    width = dense_width(fields, index)
+    width, num_float32 = dense_width(fields, index), 0
     if experts and has_experts(fields, index):
-        if fields.model_type in _LINEAR_ROUTERS:
-            shapes[LinearShape(experts, hidden)] += 1
+        if fields.model_type in _FLOAT32_ROUTERS:
+            num_float32 += experts * (hidden + (1 if family.is_router_corrected else 0))
         if family.is_shared_gated:
             shapes[LinearShape(1, hidden)] += 1
         width = shared_width(fields, expert_width(fields))
     if not width:
-        return 0
+        return num_float32
     outputs = [width, width] if family.mlp == "gated" else [width]
     shapes.update(_into(hidden, outputs, is_fused=fields.model_type in _FUSED_GATE))
     shapes[LinearShape(hidden, width)] += 1
-    return sum(outputs) + hidden if has_bias(fields, family.mlp_bias) else 0
+    return num_float32 + (sum(outputs) + hidden if has_bias(fields, family.mlp_bias) else 0)
 
 
 def _into(hidden: int, outputs: list[int], *, is_fused: bool) -> Mapping[LinearShape, int]:

@@ -2,7 +2,7 @@
 
     a linear layer   ceil(outputs / 16) * 16 * whole words of its inputs, in the type of weights
                      int8 has a float32 scale for each output besides
-    its bias         float32
+    its bias         float32, as the routers of some mixtures of experts
     all else         embeddings, norms, experts: in the type of the programs
 
 `reblock.backends.torch.native.pack` packs them; a tied embedding reads the weight of the head.
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["plan_packed_weights"]
 
 _PANEL = 16
-_WORD_BYTES = _BIAS_BYTES = _SCALE_BYTES = 4
+_WORD_BYTES = 4
+_FLOAT32_BYTES = DTYPE_BYTES["float32"]
 
 
 def plan_packed_weights(
@@ -63,12 +64,12 @@ def plan_packed_weights(
 
 def _linear_bytes(linears: Linears, dtype: str) -> int:
     weights = sum(count * _packed_bytes(shape, dtype) for shape, count in linears.shapes)
-    return weights + linears.num_biases * _BIAS_BYTES
+    return weights + linears.num_float32 * _FLOAT32_BYTES
 
 
 def _packed_bytes(shape: LinearShape, dtype: str) -> int:
     words = -(-shape.inputs * DTYPE_BYTES[dtype] // _WORD_BYTES)
-    scales = shape.outputs * _SCALE_BYTES if dtype == "int8" else 0
+    scales = shape.outputs * _FLOAT32_BYTES if dtype == "int8" else 0
     return -(-shape.outputs // _PANEL) * _PANEL * words * _WORD_BYTES + scales
 
 
