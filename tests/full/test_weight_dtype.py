@@ -67,7 +67,7 @@ def case(
 ) -> Case:
     artifact = tmp_path_factory.mktemp(request.param) / "artifact"
     options = ("--dtype", "float32", "--weight-dtype", request.param)
-    sizes = ("--max-seq-len", "512", "--kvcache-num-blocks", "4")
+    sizes = ("--batch-size", "2", "--max-seq-len", "512", "--kvcache-num-blocks", "8")
     result = reblock("compile", tied_model, "--output-dir", artifact, *options, *sizes)
     assert result.returncode == 0, result.stderr
     return Case(request.param, tied_model, artifact)
@@ -109,12 +109,12 @@ def test_the_artifact_says_what_its_weights_are_and_can_be_resized(
     assert (written["dtype"], written["reblock"]["weight_dtype"]) == ("float32", case.weight_dtype)
     assert f"float32, weights {case.weight_dtype}" in reblock("inspect", case.artifact).stdout
     copy = shutil.copytree(case.artifact, tmp_path / "copy")
-    assert reblock("set", copy, 3).returncode == 0
-    assert reblock("get", copy).stdout == "3\n"
+    assert reblock("set", copy, 6).returncode == 0
+    assert reblock("get", copy).stdout == "6\n"
     assert open_artifact(str(copy)).config.weight_dtype == case.weight_dtype
     assert reblock("verify", copy).returncode == 0
     short = generate(copy, PROMPTS[:1], "--raw", "--max-new-tokens", NEW)
-    assert short["kvcache_num_blocks"] == 3
+    assert short["kvcache_num_blocks"] == 6
 
 
 def test_weights_take_what_was_planned(case: Case) -> None:
