@@ -147,7 +147,7 @@ _REFUSED = {
     "num_kv_shared_layers": (
         "some of its layers read another layer's cache (num_kv_shared_layers)"
     ),
-    "quantization_config": "its weights are quantized; compile the original in bfloat16 instead",
+    "quantization_config": "its weights are quantized; compile the original with weight_dtype=int8",
     "use_bidirectional_attention": "its attention looks ahead (use_bidirectional_attention)",
 }
 
