@@ -128,6 +128,12 @@ class RBLNConfig:
         return "rbln" if self.reblock is None else self.reblock.backend
 
     @property
+    def weight_dtype(self) -> str:
+        """The type of the weights of linear layers; what stands beside them is of `dtype`."""
+        own = None if self.reblock is None else self.reblock.weight_dtype
+        return own or self.dtype
+
+    @property
     def npu(self) -> str | None:
         """The device that all programs were compiled for, None where it is not noted."""
         return self.programs[0].npu

@@ -32,9 +32,11 @@ _KEYS = (
     "isa",
     "model_type",
     "architecture",
+    "weight_dtype",
     "weights",
     "programs",
 )
+_WEIGHT_DTYPES = ("float32", "bfloat16", "int8")
 _WEIGHTS_KEYS = ("bytes", "sha256")
 _PROGRAM_KEYS = ("sha256",)
 
@@ -51,8 +53,9 @@ class WeightsFile:
 class ReblockInfo:
     """What reblock itself notes about an artifact that it compiled.
 
-    `weights` has every file of weights by its name. `programs` has the digest of every program
-    by the program's name; `reblock.artifact.checksum` says what it covers.
+    `weight_dtype` is the type of the weights of linear layers, None where it is that of the
+    programs. `weights` has every file of weights by its name. `programs` has the digest of every
+    program by the program's name; `reblock.artifact.checksum` says what it covers.
     """
 
     format_version: int
@@ -62,6 +65,7 @@ class ReblockInfo:
     isa: str
     model_type: str
     architecture: str
+    weight_dtype: str | None
     weights: Mapping[str, WeightsFile]
     programs: Mapping[str, str]
 
@@ -86,6 +90,7 @@ def parse_info(info: JsonFields) -> ReblockInfo:
         isa=info.text("isa"),
         model_type=info.text("model_type"),
         architecture=info.text("architecture"),
+        weight_dtype=_parse_weight_dtype(info),
         weights=_parse_weights(info),
         programs=_parse_programs(info),
     )
@@ -95,6 +100,15 @@ def check_file_name(fields: JsonFields, key: str, name: str) -> str:
     """Return `name`, which is checked to be one that cannot lead out of a directory."""
     if not _FILE_NAME.fullmatch(name):
         raise fields.corrupt(key, f"has {name!r}, which is no plain file name")
+    return name
+
+
+def _parse_weight_dtype(info: JsonFields) -> str | None:
+    if "weight_dtype" not in info.values:
+        return None
+    name = info.text("weight_dtype")
+    if name not in _WEIGHT_DTYPES:
+        raise info.corrupt("weight_dtype", f"is {name!r}; known are {', '.join(_WEIGHT_DTYPES)}")
     return name
 
 

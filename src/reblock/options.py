@@ -20,10 +20,18 @@ if TYPE_CHECKING:
 
     from reblock.budget import MemoryBudget
 
-__all__ = ["AttnImpl", "CompileOptions", "Dtype", "ResolvedOptions"]
+__all__ = [
+    "AttnImpl",
+    "CompileOptions",
+    "Dtype",
+    "ResolvedOptions",
+    "WeightDtype",
+    "resolve_weight_dtype",
+]
 
 AttnImpl = Literal["eager", "flash_attn"]
 Dtype = Literal["float32", "bfloat16"]
+WeightDtype = Literal["float32", "bfloat16", "int8"]
 
 _DEFAULT_PREFILL_CHUNK_SIZE = 128
 _MAX_INTEGER = 2**31 - 1
@@ -58,7 +66,7 @@ _UNSUPPORTED = {
     "optimum_rbln_version": _WRITTEN,
     "output_hidden_states": "the programs return logits only",
     "phases": _ONE_WAY,
-    "quantization": "quantized weights are not supported; choose dtype=bfloat16 to halve them",
+    "quantization": "choose weight_dtype=int8, which quantizes the weights as they are compiled",
     "sliding_window": "the model's own configuration says how large its window is",
     "sliding_window_layers": "the model's own configuration says which layers have a window",
     "tensor_parallel_size": "the cpu is one device",
@@ -119,6 +127,7 @@ class CompileOptions:
     batch_size: int = 1
     max_seq_len: int | None = None
     dtype: Dtype | None = None
+    weight_dtype: WeightDtype | None = None
     attn_impl: AttnImpl | None = None
     kvcache_partition_len: int | None = None
     kvcache_block_size: int | None = None
@@ -134,6 +143,9 @@ class CompileOptions:
             if value is not None:
                 _check_integer(key, value)
         _check_choice("dtype", self.dtype, get_args(Dtype))
+        _check_choice("weight_dtype", self.weight_dtype, get_args(WeightDtype))
+        if self.dtype is not None:
+            resolve_weight_dtype(self.weight_dtype, self.dtype)
         _check_choice("attn_impl", self.attn_impl, get_args(AttnImpl))
         if self.kvcache_num_blocks is not None:
             parse_block_count(self.kvcache_num_blocks)
@@ -272,6 +284,22 @@ class CompileOptions:
                 option="max_seq_len",
             )
         return attn_impl, default
+
+
+def resolve_weight_dtype(weight_dtype: WeightDtype | None, dtype: Dtype) -> WeightDtype:
+    """Return the type of the weights of linear layers: what was asked for, else `dtype`.
+
+    Raises:
+        InvalidOption: It is wider than the type that the programs compute in.
+    """
+    if weight_dtype == "float32" and dtype == "bfloat16":
+        raise InvalidOption(
+            "weight_dtype='float32' is wider than dtype='bfloat16', which the programs would "
+            "compute in: the weights would take twice the memory and answer no better; leave "
+            "weight_dtype out, or choose dtype=float32",
+            option="weight_dtype",
+        )
+    return weight_dtype or dtype
 
 
 def _default_partition_len(max_seq_len: int) -> int | None:

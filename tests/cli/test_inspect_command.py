@@ -40,6 +40,18 @@ def test_inspect_prints_tables_of_at_most_80_columns(tmp_path: Path) -> None:
         assert line in text
 
 
+def test_inspect_shows_weights_of_a_type_of_their_own(tmp_path: Path) -> None:
+    directory = make_artifact(tmp_path / "a")
+    assert "float32\n" in reblock("inspect", directory).stdout.replace(" \n", "\n")
+    path = directory / "rbln_config.json"
+    config = json.loads(path.read_text())
+    config["reblock"]["weight_dtype"] = "int8"
+    path.write_text(json.dumps(config))
+    assert "LlamaForCausalLM, float32, weights int8" in reblock("inspect", directory).stdout
+    planned = json.loads(reblock("plan", directory, "--json").stdout)
+    assert planned["plans"][0]["weights_dtype"] == "int8"
+
+
 def test_inspect_json_has_terms_that_add_up(tmp_path: Path) -> None:
     directory = make_artifact(tmp_path / "a", num_blocks=9, sliding_layers=(1,))
     report = json.loads(reblock_here("inspect", directory, "--json").stdout)

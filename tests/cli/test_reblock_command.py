@@ -56,6 +56,7 @@ def test_help_of_every_command_fits_80_columns(command: str) -> None:
         (["compile"], "required: MODEL"),
         (["compile", "a", "--batch", "4"], "unrecognized arguments: --batch 4"),
         (["compile", "..", "--dtype", "float32"], "choose one with --output-dir"),
+        (["compile", "a", "--weight-dtype", "int4"], "choose float32 or bfloat16 or int8"),
     ],
 )
 def test_bad_usage_exits_with_2(arguments: list[str], message: str) -> None:

@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import nn
 
-from reblock.backends.torch.native import replace_linears
+from reblock.backends.torch.native import replace_linears, rounded_linears
 from reblock.backends.torch.native.modules import PackedEmbedding, PackedLinear
 
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("native_operators")]
@@ -63,6 +63,30 @@ def test_replaced_linears_answer_as_the_model_did(
     error = torch.linalg.vector_norm(logits(model) - expected) / torch.linalg.vector_norm(expected)
     assert float(error) < BOUNDS[weight_dtype]
     assert not [m for m in model.modules() if type(m) is nn.Linear]
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_rounded_model_answers_as_replaced_linears_do_and_then_as_before(
+    name: str, weight_dtype: torch.dtype
+) -> None:
+    model = make(name)
+    before = logits(model)
+    with rounded_linears(model, weight_dtype):
+        rounded = logits(model)
+    assert torch.equal(logits(model), before)
+    replace_linears(model, weight_dtype)
+    size = torch.linalg.vector_norm(before)
+    # As exact as without rounding, where the model that was not rounded would be refused.
+    assert float(torch.linalg.vector_norm(logits(model) - rounded) / size) < 1e-5
+    assert float(torch.linalg.vector_norm(before - rounded) / size) > 1e-3
+
+
+def test_a_model_that_is_not_to_be_rounded_is_left_alone() -> None:
+    model = make("tied")
+    before = logits(model)
+    with rounded_linears(model, None):
+        assert torch.equal(logits(model), before)
 
 
 @pytest.mark.parametrize("weight_dtype", BOUNDS)

@@ -102,6 +102,7 @@ def test_config_of_our_own_is_read_in_full() -> None:
         isa="x86_64-avx2",
         model_type="llama",
         architecture="LlamaForCausalLM",
+        weight_dtype=None,
         weights={"weights.safetensors": WeightsFile(num_bytes=538_060_288, sha256=DIGEST)},
         programs={"prefill": DIGEST, "decoder_batch_4": DIGEST[::-1]},
     )
@@ -110,6 +111,15 @@ def test_config_of_our_own_is_read_in_full() -> None:
     assert config.bounds == BlockBounds(minimum=9, full=32)
     assert config.resizable == {"past_key_values_0": True, "past_key_values_1": True}
     assert config.cache_metas[0].shape == (32, 2, 64, 16)
+    assert config.weight_dtype == config.dtype
+
+
+def test_weights_of_a_type_of_their_own_are_read() -> None:
+    raw = make_raw()
+    config = parse(raw | {"reblock": make_info(weight_dtype="int8")})
+    assert (config.dtype, config.weight_dtype) == (raw["dtype"], "int8")
+    with pytest.raises(CorruptArtifact, match=r"weight_dtype.*'int3'; known are float32, bfloat16"):
+        parse(raw | {"reblock": make_info(weight_dtype="int3")})
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -14,7 +14,7 @@ from reblock.errors import (
     InvalidOption,
     UsageError,
 )
-from reblock.options import CompileOptions, ResolvedOptions
+from reblock.options import CompileOptions, ResolvedOptions, resolve_weight_dtype
 from reblock.sizing import BlockBounds
 
 
@@ -28,6 +28,7 @@ def test_keys_are_read_with_dashes_and_with_underscores() -> None:
             "batch-size": "8",
             "max_seq_len": "1024",
             "dtype": "bfloat16",
+            "weight-dtype": "int8",
             "attn-impl": "flash_attn",
             "kvcache-partition-len": "64",
             "kvcache_block_size": "64",
@@ -43,6 +44,7 @@ def test_keys_are_read_with_dashes_and_with_underscores() -> None:
         batch_size=8,
         max_seq_len=1024,
         dtype="bfloat16",
+        weight_dtype="int8",
         attn_impl="flash_attn",
         kvcache_partition_len=64,
         kvcache_block_size=64,
@@ -92,7 +94,7 @@ def test_unknown_key_is_answered_with_the_nearest(written: str, nearest: str) ->
         ("tensor-parallel-size", "the cpu is one device"),
         ("num_devices", "the cpu is one device"),
         ("lora_config", "merge the adapter into the model first"),
-        ("quantization", "choose dtype=bfloat16"),
+        ("quantization", "choose weight_dtype=int8"),
         ("use_inputs_embeds", "the programs take token ids"),
         ("use-attention-mask", "always compiled in one way"),
         ("create_runtimes", "belongs to RBLN devices"),
@@ -185,6 +187,7 @@ def test_keys_take_values_of_their_own_types_as_well_as_texts() -> None:
         ("decoder_batch_sizes", ["8"], "decoder_batch_sizes='8' must be a whole number"),
         ("npu", 3, "npu=3 is not supported"),
         ("dtype", 3, "dtype=3 is not supported"),
+        ("weight_dtype", 8, "weight_dtype=8 is not supported; choose float32 or bfloat16 or int8"),
     ],
 )
 def test_value_of_another_type_is_refused_by_name(key: str, value: object, fault: str) -> None:
@@ -198,6 +201,33 @@ def test_budget_and_count_exclude_each_other() -> None:
         CompileOptions.from_keys({"memory_budget": "80%", "kvcache_num_blocks": "40"})
     assert isinstance(caught.value, ValueError)
     assert "memory_budget='80%' and kvcache_num_blocks=40 exclude each other" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weight_dtype", "kept_in"),
+    [
+        ("float32", None, "float32"),
+        ("bfloat16", None, "bfloat16"),
+        ("float32", "float32", "float32"),
+        ("float32", "bfloat16", "bfloat16"),
+        ("float32", "int8", "int8"),
+        ("bfloat16", "int8", "int8"),
+    ],
+)
+def test_weights_are_kept_in_what_was_asked_for_else_as_the_programs_compute(
+    dtype: Any, weight_dtype: Any, kept_in: str
+) -> None:
+    assert resolve_weight_dtype(weight_dtype, dtype) == kept_in
+
+
+def test_weights_wider_than_what_the_programs_compute_in_are_refused() -> None:
+    with pytest.raises(
+        InvalidOption, match=r"wider than dtype='bfloat16'.*dtype=float32"
+    ) as caught:
+        CompileOptions.from_keys({"dtype": "bfloat16", "weight_dtype": "float32"})
+    assert caught.value.option == "weight_dtype"
+    # What the model is in is not known yet.
+    assert CompileOptions(weight_dtype="float32").dtype is None
 
 
 def test_everything_left_open_is_settled_from_the_model() -> None:

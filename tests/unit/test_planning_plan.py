@@ -337,6 +337,8 @@ def follow(line: str, source: ModelSource, npu: str, budget: str, asked: dict[st
             changed[words[1]] = int(words[3].rstrip(","))
         elif part.startswith("choose dtype"):
             changed["dtype"] = "bfloat16"
+        elif part.startswith("choose weight_dtype"):
+            changed["weight_dtype"] = "int8"
         elif " npu " in part:
             npu = words[-1]
         else:

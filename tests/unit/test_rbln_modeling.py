@@ -174,6 +174,8 @@ def test_dtype_is_that_of_transformers_and_auto_leaves_it_to_the_model(name: str
     assert read(**{name: "bfloat16"}).compile_options.dtype == "bfloat16"
     assert read({"dtype": "float32"}, **{name: "float32"}).compile_options.dtype == "float32"
     assert read(**{name: "auto"}).compile_options.dtype is None
+    smaller = read({"weight_dtype": "int8"}, **{name: "bfloat16"}).compile_options
+    assert (smaller.dtype, smaller.weight_dtype) == ("bfloat16", "int8")
     with pytest.raises(InvalidOption, match=f"{name}='float32' contradicts dtype='bfloat16'"):
         read({"dtype": "bfloat16"}, **{name: "float32"})
     with pytest.raises(InvalidOption, match="dtype='float16' is not supported"):
@@ -241,6 +243,9 @@ def test_keys_that_an_artifact_has_may_be_repeated_and_others_are_refused(
     # An object holds values that nobody asked for, such as a batch of one.
     check_compiled(read(RBLNDecoderOnlyModelForCausalLMConfig()), config)
     check_compiled(read(RBLNDecoderOnlyModelForCausalLMConfig.load(config_path)), config)
+    check_compiled(read(rbln_weight_dtype="float32"), config)
+    with pytest.raises(InvalidOption, match=r"weight_dtype='int8' cannot be .*'float32'.* again"):
+        check_compiled(read(rbln_weight_dtype="int8"), config)
     with pytest.raises(InvalidOption, match=r"batch_size=2 cannot be changed by loading.* again"):
         check_compiled(read({"batch_size": 2}), config)
     with pytest.raises(InvalidOption, match=r"kvcache_num_blocks=40 .*reblock set DIR 40"):

@@ -23,6 +23,13 @@ _HELP = {
     "batch_size": ("N", "sequences that run side by side (default: 1)"),
     "max_seq_len": ("N", "longest sequence in tokens (default: what the model was made for)"),
     "dtype": ("TYPE", "float32 or bfloat16 (default: the model's own)"),
+    "weight_dtype": (
+        "TYPE",
+        (
+            "what linear layers keep their weights in: float32, bfloat16, or int8, which is a "
+            "quarter of float32 with a scale for each output (default: as --dtype)"
+        ),
+    ),
     "attn_impl": ("KIND", "flash_attn or eager (default: flash_attn where it is possible)"),
     "kvcache_partition_len": ("N", "tokens that flash attention works on at a time"),
     "kvcache_block_size": ("N", "tokens in a block of KV cache"),

@@ -218,7 +218,8 @@ def _overview(report: Report) -> Table:
         table.add_row("module", report.artifact.module)
     if config.reblock is not None:
         info = config.reblock
-        table.add_row("model", f"{info.architecture}, {config.dtype}")
+        weights = "" if info.weight_dtype is None else f", weights {info.weight_dtype}"
+        table.add_row("model", f"{info.architecture}, {config.dtype}{weights}")
         table.add_row("compiled", f"{info.backend} {info.torch_version}, {info.isa}")
     device = f"{config.num_devices} x {config.npu or 'a device that is not noted'}"
     if report.memory is not None:

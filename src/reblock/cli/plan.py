@@ -49,6 +49,10 @@ _SETTINGS = {
     "kvcache_block_size": ("N", "tokens in a block of KV cache"),
     "prefill_chunk_size": ("N", "tokens of a prompt that are read at a time"),
     "dtype": ("TYPE", "type of the weights (default: that of the checkpoint)"),
+    "weight_dtype": (
+        "TYPE",
+        "for the cpu, type of the weights of linear layers, as in compile (default: as --dtype)",
+    ),
     "kv_dtype": ("TYPE", "type of keys and values (default: that of the programs)"),
     "num_blocks": ("N", "a block count to ask for (default: the largest that fits)"),
     "weight_bytes": ("SIZE", "what the weights take, all devices together, where you know better"),

@@ -18,13 +18,22 @@ from reblock.json_fields import parse_json_object
 from reblock.model_spec.defaults import ALIASES, ENCODER_DECODERS, ENCODERS
 from reblock.model_spec.fields import ModelFields, dtype_name
 from reblock.model_spec.layers import LayerCache, read_layers
+from reblock.model_spec.linears import Linears, LinearShape, read_linears
 from reblock.model_spec.parameters import count_parameters
 from reblock.model_spec.weights import WeightBytes, read_weight_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["LayerCache", "ModelSpec", "WeightBytes", "parse_model_config", "read_weight_bytes"]
+__all__ = [
+    "LayerCache",
+    "LinearShape",
+    "Linears",
+    "ModelSpec",
+    "WeightBytes",
+    "parse_model_config",
+    "read_weight_bytes",
+]
 
 # Where models of several parts keep what the language model is.
 _TEXT_KEYS = (
@@ -43,9 +52,10 @@ class ModelSpec:
     """What memory depends on in a model.
 
     `dtype` is what the checkpoint says of itself, and `kv_cache_dtype` what it says of the cache
-    it was quantized for; None where it says nothing. `num_parameters` counts the language model;
-    None where its architecture is not known. Of the widths, which only the memory to compute in
-    depends on, any may be None. `notes` are sentences on what is not known or was assumed.
+    it was quantized for; None where it says nothing. `num_parameters` counts the language model,
+    and `linears` its linear layers; None where its architecture is not known. Of the widths, which
+    only the memory to compute in depends on, any may be None. `notes` are sentences on what is not
+    known or was assumed.
     """
 
     model_type: str
@@ -54,6 +64,7 @@ class ModelSpec:
     max_position_embeddings: int | None
     layers: tuple[LayerCache, ...]
     num_parameters: int | None
+    linears: Linears | None
     hidden_size: int | None
     intermediate_size: int | None
     num_attention_heads: int | None
@@ -118,13 +129,15 @@ def parse_model_config(text: str | bytes, *, path: str) -> ModelSpec:
             f"Layers that only draft tokens ({drafting}) are counted neither as cache nor as "
             "parameters."
         )
+    num_parameters = _num_parameters(fields, is_part=_has_parts(whole))
     return ModelSpec(
         model_type=model_type or fields.model_type,
         architecture=architecture,
         dtype=_dtype(fields) or _dtype(top),
         max_position_embeddings=fields.integer("max_position_embeddings"),
         layers=layers,
-        num_parameters=_num_parameters(fields, is_part=_has_parts(whole)),
+        num_parameters=num_parameters,
+        linears=None if num_parameters is None else read_linears(fields),
         hidden_size=_width(fields, "hidden_size"),
         intermediate_size=_intermediate_size(fields),
         num_attention_heads=_width(fields, "num_attention_heads"),

@@ -33,9 +33,9 @@ def feed_forward(fields: ModelFields, family: Family, index: int, *, is_shared: 
     # Dbrx keeps this part's widths apart from the rest.
     inner = fields.nested("ffn_config") or fields
     experts = inner.integer("num_local_experts", minimum=0, noted=False) or 0
-    if experts and fields.model_type != "gemma4_text" and _has_experts(fields, index):
-        return _experts(fields, family, experts, _expert_width(inner))
-    width = _dense_width(fields, index)
+    if experts and fields.model_type != "gemma4_text" and has_experts(fields, index):
+        return _experts(fields, family, experts, expert_width(inner))
+    width = dense_width(fields, index)
     if is_shared and fields.boolean("use_double_wide_mlp"):
         width *= 2
     total = dense(fields, family, width)
@@ -59,7 +59,7 @@ def has_bias(fields: ModelFields, key: str) -> bool:
     return key == "yes" or (key != "no" and fields.boolean(key))
 
 
-def _dense_width(fields: ModelFields, index: int) -> int:
+def dense_width(fields: ModelFields, index: int) -> int:
     hidden = fields.required("hidden_size")
     if fields.is_list("intermediate_size"):
         return layer_value(fields, "intermediate_size", index)
@@ -83,7 +83,7 @@ def _adjusted_width(fields: ModelFields, width: int) -> int:
     return -(-width // multiple) * multiple
 
 
-def _has_experts(fields: ModelFields, index: int) -> bool:
+def has_experts(fields: ModelFields, index: int) -> bool:
     """Return whether this layer has experts, where the model has some."""
     types = fields.texts("mlp_layer_types")
     if types is not None and index < len(types):
@@ -114,7 +114,7 @@ def _is_in_range(fields: ModelFields, index: int) -> bool:
     return (index + 1) % interval == 0 and index >= first and is_before_end
 
 
-def _expert_width(fields: ModelFields) -> int:
+def expert_width(fields: ModelFields) -> int:
     # Files of this type have a list of widths that its code does not read.
     if fields.model_type == "hunyuan_v1_moe":
         return fields.required("intermediate_size")
@@ -130,13 +130,13 @@ def _experts(fields: ModelFields, family: Family, experts: int, width: int) -> i
         total += experts + experts * (2 * width + hidden)
     if family.is_router_corrected:
         total += experts
-    shared = _shared_width(fields, width)
+    shared = shared_width(fields, width)
     if shared:
         total += dense(fields, family, shared)
     return total + (hidden if family.is_shared_gated else 0)
 
 
-def _shared_width(fields: ModelFields, width: int) -> int:
+def shared_width(fields: ModelFields, width: int) -> int:
     # Here one that is as wide as an expert is always there.
     if fields.model_type in ("hunyuan_v1_moe", "llama4_text"):
         return width
@@ -167,7 +167,7 @@ def _llama4(fields: ModelFields, family: Family, index: int) -> int:
     is_chosen = index in chosen if chosen is not None else step > 0 and (index + 1) % step == 0
     experts = fields.integer("num_local_experts", minimum=0, noted=False) or 0
     if experts and is_chosen:
-        return _experts(fields, family, experts, _expert_width(fields))
+        return _experts(fields, family, experts, expert_width(fields))
     return dense(fields, family, fields.required("intermediate_size_mlp"))
 
 

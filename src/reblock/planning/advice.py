@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from reblock.budget import MemoryBudget
 from reblock.config import DTYPE_BYTES
 from reblock.devices import get_device
-from reblock.errors import BudgetAboveDevice, InvalidOption
+from reblock.errors import BudgetAboveDevice, InvalidOption, UnsupportedModel
 from reblock.planning.candidate import MAX_BATCH_SIZE, ModelSubject, check_count
 from reblock.planning.target import parse_target
 from reblock.sizing import last_true
@@ -166,10 +166,19 @@ def _shorter_requests(
 def _smaller_type(
     subject: ModelSubject, candidate: Candidate, budget: MemoryBudget
 ) -> Iterator[str]:
-    if DTYPE_BYTES[subject.model.dtype] <= DTYPE_BYTES["bfloat16"]:
-        return
-    if _fits(subject.changed(dtype="bfloat16"), candidate.batch_size, budget):
-        yield "choose dtype=bfloat16"
+    smaller = []
+    if DTYPE_BYTES[subject.model.dtype] > DTYPE_BYTES["bfloat16"]:
+        smaller.append(("dtype", "bfloat16"))
+    if subject.target.is_cpu and subject.settings.weight_dtype != "int8":
+        smaller.append(("weight_dtype", "int8"))
+    for option, name in smaller:
+        try:
+            changed = subject.changed(**{option: name})
+        except (InvalidOption, UnsupportedModel):
+            # It does not go with the other types, or how much it would save is not known.
+            continue
+        if _fits(changed, candidate.batch_size, budget):
+            yield f"choose {option}={name}"
 
 
 def _larger_cpu(subject: ModelSubject, candidate: Candidate, budget: MemoryBudget) -> Iterator[str]:

@@ -40,6 +40,7 @@ def model_commands(
         "kvcache-partition-len": candidate.kvcache_partition_len,
         "prefill-chunk-size": settings.prefill_chunk_size,
         "dtype": settings.dtype,
+        "weight-dtype": settings.weight_dtype,
     }
     if is_count_asked:
         options["kvcache-num-blocks"] = num_blocks

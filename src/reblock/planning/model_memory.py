@@ -11,11 +11,13 @@ The result is a `MemoryPlan`, as it is read from an artifact, and so sized by th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from reblock.config import DTYPE_BYTES
 from reblock.errors import InvalidOption, UnsupportedModel
 from reblock.memory import CacheTensor, MemoryPlan, align
+from reblock.options import resolve_weight_dtype
+from reblock.planning.packed_weights import plan_packed_weights
 from reblock.planning.result import CachedModel, LayerGroup, Term
 from reblock.planning.torch_overhead import estimate_overhead
 from reblock.planning.weights import plan_weights, unnamed_dtype
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from reblock.memory import Grid
     from reblock.model_spec import LayerCache, ModelSpec
-    from reblock.options import ResolvedOptions
+    from reblock.options import Dtype, ResolvedOptions
     from reblock.planning.settings import PlanSettings
     from reblock.planning.sources import ModelSource
     from reblock.planning.target import Target
@@ -133,14 +135,14 @@ def choose_types(source: ModelSource, settings: PlanSettings, target: Target) ->
     spec = source.spec
     notes: list[str] = []
     if target.is_cpu:
-        dtype = _cpu_dtype(spec, settings, notes)
-        kv_dtype = dtype
-        weights_dtype: str | None = dtype
+        dtype = kv_dtype = _cpu_dtype(spec, settings, notes)
+        weight_dtype = resolve_weight_dtype(settings.weight_dtype, cast("Dtype", dtype))
+        weights = plan_packed_weights(source, dtype, weight_dtype, settings.weight_bytes)
     else:
+        _refuse_weight_dtype(settings, target)
         dtype = settings.dtype or _known_dtype(spec, notes)
         kv_dtype = settings.kv_dtype or spec.kv_cache_dtype or _cache_dtype(dtype)
-        weights_dtype = settings.dtype
-    weights = plan_weights(source, weights_dtype, settings.weight_bytes)
+        weights = plan_weights(source, settings.dtype, settings.weight_bytes)
     planned = PlannedModel(
         source=source,
         target=target,
@@ -155,6 +157,15 @@ def choose_types(source: ModelSource, settings: PlanSettings, target: Target) ->
     return planned
 
 
+def _refuse_weight_dtype(settings: PlanSettings, target: Target) -> None:
+    if settings.weight_dtype is not None:
+        raise InvalidOption(
+            f"weight_dtype={settings.weight_dtype!r} is for the cpu; on {target.device.name} dtype "
+            "is the type of the weights, so give that",
+            option="weight_dtype",
+        )
+
+
 def _cpu_dtype(spec: ModelSpec, settings: PlanSettings, notes: list[str]) -> str:
     dtype = settings.dtype
     if dtype is None:
@@ -167,8 +178,9 @@ def _cpu_dtype(spec: ModelSpec, settings: PlanSettings, notes: list[str]) -> str
             )
     for option, value in (("dtype", dtype), ("kv_dtype", settings.kv_dtype or dtype)):
         if value not in _CPU_DTYPES:
+            also = "; for weights of 8 bits give weight_dtype=int8" if option == "dtype" else ""
             raise InvalidOption(
-                f"{option}={value!r} is not compiled for the cpu; choose float32 or bfloat16",
+                f"{option}={value!r} is not compiled for the cpu; choose float32 or bfloat16{also}",
                 option=option,
             )
     if settings.kv_dtype not in (None, dtype):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from reblock.artifact.reader import Artifact
-    from reblock.options import AttnImpl
+    from reblock.options import AttnImpl, WeightDtype
     from reblock.planning.candidate import Candidate
 
 __all__ = ["make_plan", "open_subject", "plan"]
@@ -50,6 +50,7 @@ def plan(
     kvcache_block_size: int | None = None,
     prefill_chunk_size: int | None = None,
     dtype: str | None = None,
+    weight_dtype: WeightDtype | None = None,
     kv_dtype: str | None = None,
     weight_bytes: int | None = None,
     num_blocks: int | None = None,
@@ -71,6 +72,7 @@ def plan(
         kvcache_block_size: Tokens in a block.
         prefill_chunk_size: Tokens of a prompt that are read at a time.
         dtype: The type of the weights; by default that of the checkpoint.
+        weight_dtype: For the cpu, the type of the weights of linear layers; by default `dtype`.
         kv_dtype: The type of keys and values; by default that of the programs.
         weight_bytes: What the weights take, where that is known better than from files.
         num_blocks: A count to ask for, instead of the largest that fits.
@@ -92,6 +94,7 @@ def plan(
         kvcache_block_size=kvcache_block_size,
         prefill_chunk_size=prefill_chunk_size,
         dtype=dtype,
+        weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
         weight_bytes=weight_bytes,
         num_blocks=num_blocks,
@@ -287,7 +290,7 @@ def _plan_artifact(
         module=artifact.module,
         model_type=config.cls_name if config.reblock is None else config.reblock.model_type,
         num_parameters=None,
-        weights_dtype=config.dtype or "as stored",
+        weights_dtype=config.weight_dtype or "as stored",
         target=target,
         is_batch_chosen=False,
         num_blocks_asked=settings.num_blocks,

@@ -16,7 +16,7 @@ from reblock.errors import InvalidOption
 from reblock.options import CompileOptions, ResolvedOptions
 
 if TYPE_CHECKING:
-    from reblock.options import AttnImpl
+    from reblock.options import AttnImpl, WeightDtype
     from reblock.planning.target import Target
 
 __all__ = ["PlanSettings", "resolve_shapes"]
@@ -39,7 +39,8 @@ _DTYPE_NAMES = {
 class PlanSettings:
     """What was asked of a plan; None is not given.
 
-    `dtype` is that of the weights, `kv_dtype` that of keys and values. `weight_bytes` is what the
+    `dtype` is that of the weights, `weight_dtype` that of the weights of linear layers alone, and
+    `kv_dtype` that of keys and values. `weight_bytes` is what the
     weights take, of all devices together, where it is known better than from the model's files.
     `batch_size` None means: as many requests of `max_seq_len` as fit side by side.
 
@@ -55,11 +56,17 @@ class PlanSettings:
     kvcache_block_size: int | None = None
     prefill_chunk_size: int | None = None
     dtype: str | None = None
+    weight_dtype: WeightDtype | None = None
     kv_dtype: str | None = None
     weight_bytes: int | None = None
     num_blocks: int | None = None
 
     def __post_init__(self) -> None:
+        for option in ("dtype", "weight_dtype", "kv_dtype"):
+            name = getattr(self, option)
+            if name is not None:
+                # The short names of other tools are read as well.
+                object.__setattr__(self, option, _dtype(option, name))
         # The compiler's own check of the keys that both have.
         CompileOptions(
             batch_size=1 if self.batch_size is None else self.batch_size,
@@ -68,12 +75,8 @@ class PlanSettings:
             kvcache_partition_len=self.kvcache_partition_len,
             kvcache_block_size=self.kvcache_block_size,
             prefill_chunk_size=self.prefill_chunk_size,
+            weight_dtype=self.weight_dtype,
         )
-        for option in ("dtype", "kv_dtype"):
-            name = getattr(self, option)
-            if name is not None:
-                # The short names of other tools are read as well.
-                object.__setattr__(self, option, _dtype(option, name))
         if self.weight_bytes is not None:
             _check_bytes(self.weight_bytes)
         if self.num_blocks is not None:

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from reblock.model_spec import ModelSpec
     from reblock.planning.sources import ModelSource
 
-__all__ = ["PlannedWeights", "plan_weights", "unnamed_dtype"]
+__all__ = [
+    "PlannedWeights",
+    "parameter_notes",
+    "plan_weights",
+    "planned_weights",
+    "unnamed_dtype",
+]
 
 _PERCENT_NOTED = 2
 _STORED_IN = {
@@ -44,7 +50,7 @@ def plan_weights(model: ModelSource, dtype: str | None, given_bytes: int | None)
         UnsupportedModel: Neither files of weights nor the architecture tell.
     """
     if given_bytes is not None:
-        planned = _planned(given_bytes, dtype, "weight_bytes, as it was given", error=None)
+        planned = planned_weights(given_bytes, dtype, "weight_bytes, as it was given", error=None)
         return replace(planned, term=replace(planned.term, basis="given"))
     if dtype is None:
         return _as_stored(model)
@@ -64,7 +70,7 @@ def _as_stored(model: ModelSource) -> PlannedWeights:
         error = 0 if stored.is_exact else None
         notes = _unlike_architecture(spec, stored.num_bytes)
         text = _STORED_IN[stored.source]
-        return _planned(stored.num_bytes, None, text, error=error, notes=notes)
+        return planned_weights(stored.num_bytes, None, text, error=error, notes=notes)
     dtype = spec.dtype if spec.dtype in DTYPE_BYTES else unnamed_dtype(spec)
     planned = _converted(model, dtype)
     if not spec.is_quantized:
@@ -74,24 +80,23 @@ def _as_stored(model: ModelSource) -> PlannedWeights:
         f"they are counted as {dtype}, which is more than they take."
     )
     text = f"{planned.term.source}, as if they were not quantized"
-    return _planned(planned.num_bytes, None, text, error=None, notes=(*planned.notes, note))
+    return planned_weights(planned.num_bytes, None, text, error=None, notes=(*planned.notes, note))
 
 
 def _converted(model: ModelSource, dtype: str) -> PlannedWeights:
     spec, stored = model.spec, model.stored
-    size, notes = DTYPE_BYTES[dtype], []
+    size = DTYPE_BYTES[dtype]
     if spec.num_parameters is not None:
         text = f"{spec.num_parameters:,} parameters by its architecture, {dtype}"
-        if stored is not None and stored.num_elements is not None:
-            notes += _difference(spec.num_parameters, stored.num_elements)
-        return _planned(spec.num_parameters * size, dtype, text, error=0, notes=tuple(notes))
+        notes = parameter_notes(model)
+        return planned_weights(spec.num_parameters * size, dtype, text, error=0, notes=notes)
     if stored is not None and stored.num_elements is not None:
         text = f"{stored.num_elements:,} elements by {_STORED_IN[stored.source]}, {dtype}"
-        return _planned(stored.num_elements * size, dtype, text, error=0)
+        return planned_weights(stored.num_elements * size, dtype, text, error=0)
     if stored is not None and spec.dtype in DTYPE_BYTES and not spec.is_quantized:
         num_bytes = stored.num_bytes * size // DTYPE_BYTES[spec.dtype]
         text = f"{_STORED_IN[stored.source]}, from {spec.dtype} to {dtype}"
-        return _planned(num_bytes, dtype, text, error=0 if stored.is_exact else None)
+        return planned_weights(num_bytes, dtype, text, error=0 if stored.is_exact else None)
     raise UnsupportedModel(
         f"{model.name!r}: parameters of the model type {spec.model_type!r} are not counted, and "
         "there are no weights to look at, so how large they are cannot be told; give "
@@ -114,17 +119,22 @@ def _unlike_architecture(spec: ModelSpec, stored_bytes: int) -> tuple[str, ...]:
     return (note,)
 
 
-def _difference(by_architecture: int, stored: int) -> list[str]:
-    if abs(by_architecture - stored) * 100 <= _PERCENT_NOTED * by_architecture:
-        return []
+def parameter_notes(model: ModelSource) -> tuple[str, ...]:
+    """Return a note where the files hold another number of parameters than the architecture."""
+    counted = model.spec.num_parameters
+    stored = None if model.stored is None else model.stored.num_elements
+    if counted is None or stored is None:
+        return ()
+    if abs(counted - stored) * 100 <= _PERCENT_NOTED * counted:
+        return ()
     note = (
-        f"The architecture has {by_architecture:,} parameters, the files hold {stored:,}; the "
+        f"The architecture has {counted:,} parameters, the files hold {stored:,}; the "
         "former are counted."
     )
-    return [note]
+    return (note,)
 
 
-def _planned(
+def planned_weights(
     num_bytes: int,
     dtype: str | None,
     source: str,
@@ -132,6 +142,7 @@ def _planned(
     error: int | None,
     notes: tuple[str, ...] = (),
 ) -> PlannedWeights:
+    """Return weights whose bytes are off by `error`, None where that is not known."""
     term = Term(
         name="Weight",
         num_bytes=num_bytes,

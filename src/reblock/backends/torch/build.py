@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from reblock.backends.torch.pieces import PieceShapes
-    from reblock.options import Dtype
+    from reblock.options import Dtype, WeightDtype
 
 __all__ = ["CompiledPiece", "PieceTask", "check_compiler", "compile_pieces", "package_program"]
 
@@ -36,6 +36,7 @@ class PieceTask:
     piece: str
     config_dir: str
     dtype: Dtype
+    weight_dtype: WeightDtype
     isa: str
     shapes: PieceShapes
 

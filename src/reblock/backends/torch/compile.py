@@ -40,6 +40,7 @@ from reblock.backends.torch.source import (
     ModelSource,
     check_compilable,
     check_rotary_limit,
+    linear_dtype,
     load_model,
     open_source,
     quiet_transformers,
@@ -53,6 +54,7 @@ from reblock.config import parse_config
 from reblock.devices import get_device
 from reblock.errors import BudgetTooSmall, CompileFailed, InvalidOption, UnsupportedModel
 from reblock.info import WeightsFile
+from reblock.options import resolve_weight_dtype
 from reblock.sizing import Sizing, chiplet_uses, estimate, smallest_budget
 from reblock.units import format_bytes
 
@@ -61,13 +63,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from reblock.options import CompileOptions, Dtype, ResolvedOptions
+    from reblock.options import CompileOptions, Dtype, ResolvedOptions, WeightDtype
     from reblock.progress import Progress
 
 __all__ = ["CompileReport", "compile_model"]
 
-# Relative error of the logits, past which a compiled program is taken to be wrong. Rounding
-# reaches about 1e-6 in float32 and 2e-2 in bfloat16, a wrong mask or layer 1e-1 and more.
+# Relative error of the logits, past which a compiled program is taken to be wrong, by the type that
+# it computes in. Rounding reaches about 1e-6 in float32 and 2e-2 in bfloat16, a wrong mask or layer
+# 1e-1 and more. Smaller weights loosen nothing: the reference computes with the same rounded ones.
 _TOLERANCE: dict[str, float] = {"float32": 1e-3, "bfloat16": 1e-1}
 _REFERENCE_STEPS = 3
 
@@ -112,6 +115,7 @@ class _Model:
     structure: Structure
     options: ResolvedOptions
     dtype: Dtype
+    weight_dtype: WeightDtype
 
 
 def compile_model(
@@ -160,15 +164,25 @@ def _examine(model_id: str, options: CompileOptions, progress: Progress) -> _Mod
     resolved = options.resolve(max_position_embeddings=source.max_position_embeddings)
     check_rotary_limit(source.config, resolved.max_seq_len)
     dtype = options.dtype or _default_dtype(source, progress)
-    shapes, structure = _study(source, dtype, resolved.max_seq_len)
+    weight_dtype = resolve_weight_dtype(options.weight_dtype, dtype)
+    shapes, structure = _study(source, dtype, weight_dtype, resolved.max_seq_len)
     if all(shape.window is not None for shape in structure.shapes):
         resolved = _without_blocks(resolved)
-    return _Model(source=source, shapes=shapes, structure=structure, options=resolved, dtype=dtype)
+    return _Model(
+        source=source,
+        shapes=shapes,
+        structure=structure,
+        options=resolved,
+        dtype=dtype,
+        weight_dtype=weight_dtype,
+    )
 
 
-def _study(source: ModelSource, dtype: Dtype, max_seq_len: int) -> tuple[nn.Module, Structure]:
+def _study(
+    source: ModelSource, dtype: Dtype, weight_dtype: WeightDtype, max_seq_len: int
+) -> tuple[nn.Module, Structure]:
     try:
-        shapes = shape_model(source.config, dtype)
+        shapes = shape_model(source.config, dtype, weight_dtype)
         return shapes, study(shapes, source.num_layers, max_seq_len)
     except NotCompilable:
         raise
@@ -230,14 +244,24 @@ def _check_lower_bound(model: _Model, options: CompileOptions) -> None:
             f"memory_budget={budget.text!r} is {format_bytes(budget_bytes)} here, but the weights "
             f"take {format_bytes(weights)} and the smallest KV cache, {minimum} blocks, "
             f"{format_bytes(cache)}. More than {format_bytes(needed)} is needed, as the programs' "
-            "workspace comes on top: raise memory_budget, lower max_seq_len or batch_size, or "
-            "choose dtype=bfloat16",
+            "workspace comes on top: raise memory_budget, lower max_seq_len or batch_size"
+            + _smaller_types(model),
             needed_bytes=needed,
             tightest=(0, 0),
             budget_bytes=budget_bytes,
             available_bytes=device.available_bytes,
             smallest_budget_bytes=needed,
         )
+
+
+def _smaller_types(model: _Model) -> str:
+    """Return the types that would take less memory, as the end of a sentence."""
+    smaller = []
+    if model.dtype != "bfloat16":
+        smaller.append("dtype=bfloat16")
+    if model.weight_dtype != "int8":
+        smaller.append("weight_dtype=int8")
+    return f", or choose {' or '.join(smaller)}" if smaller else ""
 
 
 def _build(directory: str, model: _Model, options: CompileOptions, clock: _Clock) -> Sizing:
@@ -255,8 +279,10 @@ def _build_with(
     pieces = _compile(directory, libraries, model, clock)
     with clock.stage("weights", "reading and writing the weights"):
         loaded = load_model(model.source, model.dtype)
-        reference = _reference(loaded, model)
-        native.replace_linears(loaded)
+        kept_in = linear_dtype(model.dtype, model.weight_dtype)
+        with native.rounded_linears(loaded, kept_in):
+            reference = _reference(loaded, model)
+        native.replace_linears(loaded, kept_in)
         weight_bytes = save_weights(os.path.join(directory, WEIGHTS_FILE), loaded, model.shapes)
         del loaded
     weights = {WEIGHTS_FILE: _digest_weights(os.path.join(directory, WEIGHTS_FILE), clock)}
@@ -298,6 +324,7 @@ def _compile(
             piece=piece,
             config_dir=directory,
             dtype=model.dtype,
+            weight_dtype=model.weight_dtype,
             isa=host_isa(),
             shapes=describe.piece_shapes(model.options),
         )
@@ -378,6 +405,7 @@ def _write_config(
         model.options,
         architecture=type(model.shapes).__name__,
         dtype=model.dtype,
+        weight_dtype=model.weight_dtype,
         isa=host_isa(),
         num_blocks=count,
         weights=weights,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from reblock.backends.torch.source import ModelSource
     from reblock.info import WeightsFile
-    from reblock.options import Dtype, ResolvedOptions
+    from reblock.options import Dtype, ResolvedOptions, WeightDtype
 
 __all__ = ["cache_bytes", "cache_metas", "config_text", "graph", "piece_shapes", "programs"]
 
@@ -117,6 +117,7 @@ def config_text(
     *,
     architecture: str,
     dtype: Dtype,
+    weight_dtype: WeightDtype,
     isa: str,
     num_blocks: int,
     weights: Mapping[str, WeightsFile],
@@ -162,6 +163,8 @@ def config_text(
             "isa": isa,
             "model_type": source.model_type,
             "architecture": architecture,
+            # Left out where it says nothing new, so that older versions read the artifact too.
+            **({} if weight_dtype == dtype else {"weight_dtype": weight_dtype}),
             "weights": {
                 name: {"bytes": file.num_bytes, "sha256": file.sha256}
                 for name, file in weights.items()

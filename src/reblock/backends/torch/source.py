@@ -19,12 +19,13 @@ from reblock.backends.torch.native import replace_linears
 from reblock.backends.torch.refusal import NotCompilable
 
 if TYPE_CHECKING:
-    from reblock.options import Dtype
+    from reblock.options import Dtype, WeightDtype
 
 __all__ = [
     "ModelSource",
     "check_compilable",
     "check_rotary_limit",
+    "linear_dtype",
     "load_model",
     "open_source",
     "quiet_transformers",
@@ -33,7 +34,11 @@ __all__ = [
     "torch_dtype",
 ]
 
-TORCH_DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+}
 
 
 def quiet_transformers() -> None:
@@ -44,9 +49,14 @@ def quiet_transformers() -> None:
     logging.set_verbosity_error()
 
 
-def torch_dtype(name: Dtype) -> torch.dtype:
+def torch_dtype(name: WeightDtype) -> torch.dtype:
     """Return the torch type of that name."""
     return TORCH_DTYPES[name]
+
+
+def linear_dtype(dtype: Dtype, weight_dtype: WeightDtype) -> torch.dtype | None:
+    """Return what `replace_linears` is to make of the weights, None where they stay as they are."""
+    return None if weight_dtype == dtype else torch_dtype(weight_dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +147,7 @@ _REFUSED = {
     "num_kv_shared_layers": (
         "some of its layers read another layer's cache (num_kv_shared_layers)"
     ),
-    "quantization_config": "its weights are quantized; compile the original in bfloat16 instead",
+    "quantization_config": "its weights are quantized; compile the original with weight_dtype=int8",
     "use_bidirectional_attention": "its attention looks ahead (use_bidirectional_attention)",
 }
 
@@ -210,10 +220,10 @@ def _is_nested(parameters: dict[str, Any]) -> bool:
     return bool(parameters) and all(isinstance(value, dict) for value in parameters.values())
 
 
-def shape_model(config: Any, dtype: Dtype) -> nn.Module:
+def shape_model(config: Any, dtype: Dtype, weight_dtype: WeightDtype) -> nn.Module:
     """Return the model without weights, on the meta device, as it is compiled.
 
-    Its attention is the paged one and its linear layers have packed weights.
+    Its attention is the paged one and its linear layers have packed weights, of `weight_dtype`.
 
     Raises:
         NotCompilable: its code does not take an attention from outside.
@@ -232,7 +242,7 @@ def shape_model(config: Any, dtype: Dtype) -> nn.Module:
         )
     # Models without experts ignore it.
     model.config._experts_implementation = experts.EXPERTS_NAME
-    replace_linears(model)
+    replace_linears(model, linear_dtype(dtype, weight_dtype))
     # Some models look for it in the ids, to warn; on shapes alone there are no ids to look at.
     model.config.pad_token_id = None
     shapes: nn.Module = model.eval()

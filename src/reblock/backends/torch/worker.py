@@ -16,14 +16,14 @@ from typing import Any
 
 
 @cache
-def _shape_model(config_dir: str, dtype: Any, max_seq_len: int) -> Any:
+def _shape_model(config_dir: str, dtype: Any, weight_dtype: Any, max_seq_len: int) -> Any:
     from transformers import AutoConfig
 
     from reblock.backends.torch.source import shape_model
     from reblock.backends.torch.structure import study
 
     config = AutoConfig.from_pretrained(config_dir, local_files_only=True)
-    model = shape_model(config, dtype)
+    model = shape_model(config, dtype, weight_dtype)
     return model, study(model, config.num_hidden_layers, max_seq_len)
 
 
@@ -34,7 +34,9 @@ def _compile(task: dict[str, Any]) -> list[str]:
     from reblock.backends.torch.host import compiler_march
 
     shapes = pieces.PieceShapes(**task["shapes"])
-    model, structure = _shape_model(task["config_dir"], task["dtype"], shapes.max_seq_len)
+    model, structure = _shape_model(
+        task["config_dir"], task["dtype"], task["weight_dtype"], shapes.max_seq_len
+    )
     match task["piece"].split("_"):
         case ["prologue"]:
             piece = pieces.prologue(model, structure, shapes)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from reblock.backends.torch.native import ops
-from reblock.backends.torch.native.pack import pack, quantize
+from reblock.backends.torch.native.pack import dequantize, pack, quantize
 
-__all__ = ["PackedEmbedding", "PackedLinear", "replace_linears"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["PackedEmbedding", "PackedLinear", "replace_linears", "rounded_linears"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,17 @@ def _paths_by_weight(model: nn.Module) -> list[list[str]]:
     return list(paths.values())
 
 
+def _embeddings_by_weight(model: nn.Module) -> dict[int, nn.Embedding]:
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    return {id(module.weight): module for module in embeddings}
+
+
+def _can_share(embedding: nn.Embedding, dtype: torch.dtype) -> bool:
+    """Return whether an embedding can read a packed weight of that type."""
+    # A class of its own may look at the type of its weight, which must then stay what it is.
+    return dtype == embedding.weight.dtype or type(embedding) is nn.Embedding
+
+
 def _share(embedding: nn.Embedding, packed: _Packed, row_dtype: torch.dtype) -> None:
     """Let an embedding read the packed weight; what its own class adds to the rows, it still does.
 
@@ -108,9 +123,7 @@ def replace_linears(model: nn.Module, weight_dtype: torch.dtype | None = None) -
         weight_dtype: what to keep the weights in: float32, bfloat16, or int8 with a scale for each
             output. None leaves them in their type.
     """
-    embeddings = {
-        id(module.weight): module for module in model.modules() if isinstance(module, nn.Embedding)
-    }
+    embeddings = _embeddings_by_weight(model)
     for paths in _paths_by_weight(model):
         module = model.get_submodule(paths[0])
         original = module.get_parameter("weight")
@@ -118,10 +131,58 @@ def replace_linears(model: nn.Module, weight_dtype: torch.dtype | None = None) -
         dtype = weight_dtype or weight.dtype
         packed = _pack(weight, dtype)
         embedding = embeddings.get(id(original))
-        # A class of its own may look at the type of its weight, which must then stay what it is.
-        if embedding is not None and (dtype == weight.dtype or type(embedding) is nn.Embedding):
+        if embedding is not None and _can_share(embedding, dtype):
             _share(embedding, packed, weight.dtype)
         outputs, inputs = weight.shape
         for path in paths:
             bias = getattr(model.get_submodule(path), "bias", None)
             model.set_submodule(path, PackedLinear(packed, bias, inputs, outputs))
+
+
+@contextmanager
+def rounded_linears(model: nn.Module, weight_dtype: torch.dtype | None) -> Iterator[None]:
+    """Let a model compute with the weights that `replace_linears` would keep, inside the block.
+
+    It does so with torch's own operators and sums in float32, so it shows what the packed layers
+    should answer. Each weight is rounded when it is used and then let go, to take little memory.
+    """
+    rounded: list[nn.Module] = []
+    if weight_dtype is not None:
+        embeddings = _embeddings_by_weight(model)
+        for paths in _paths_by_weight(model):
+            rounded += [model.get_submodule(path) for path in paths]
+            embedding = embeddings.get(id(rounded[-1].weight))
+            if embedding is not None and _can_share(embedding, weight_dtype):
+                rounded.append(embedding)
+    try:
+        for module in rounded:
+            assert weight_dtype is not None
+            cast("Any", module).forward = _rounded_forward(module, weight_dtype)
+        yield
+    finally:
+        for module in rounded:
+            del cast("Any", module).forward
+
+
+def _rounded_forward(module: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    weight = module.get_parameter("weight").detach()
+
+    def look_up(ids: Tensor) -> Tensor:
+        return nn.functional.embedding(ids, _rounded(weight, dtype)).to(weight.dtype)
+
+    def multiply(x: Tensor) -> Tensor:
+        # Else it is a Conv1D, whose weight lies the other way.
+        of_outputs = weight if isinstance(module, nn.Linear) else weight.T
+        bias = getattr(module, "bias", None)
+        added = None if bias is None else bias.detach().to(torch.float32)
+        wide = nn.functional.linear(x.to(torch.float32), _rounded(of_outputs, dtype), added)
+        return wide.to(x.dtype)
+
+    return look_up if isinstance(module, nn.Embedding) else multiply
+
+
+def _rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the weight as it is after being kept in `dtype`, in float32."""
+    if dtype == torch.int8:
+        return dequantize(quantize(weight))
+    return weight.to(dtype).to(torch.float32)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["PANEL", "Quantized", "pack", "packed_shape", "quantize", "unpack"]
+__all__ = ["PANEL", "Quantized", "dequantize", "pack", "packed_shape", "quantize", "unpack"]
 
 # As kPanel in vector.h.
 PANEL = 16
@@ -59,3 +59,8 @@ def quantize(weight: Tensor) -> Quantized:
     scales = torch.where(scales > 0, scales, torch.ones_like(scales))
     levels = torch.round(exact / scales[:, None]).clamp(-127, 127)
     return Quantized(levels.to(torch.int8), scales)
+
+
+def dequantize(quantized: Quantized) -> Tensor:
+    """Return the weight [N, K] that the operators compute with, float32."""
+    return quantized.weight.to(torch.float32) * quantized.scales[:, None]
