@@ -34,9 +34,9 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramInputs:
-    """What one call works on; B and T are the program's own, and rows may be padding.
+    """What one call works on: B rows of T tokens, no more of either than the program's own.
 
-    A padding row has the same start, tokens and table as the last real row.
+    Rows past `num_rows`, and tokens of a row past its `num_tokens`, are padding.
     """
 
     input_ids: Tensor  # [B, T] int64
@@ -128,8 +128,8 @@ class LoadedProgram:
 
     def run(self, inputs: ProgramInputs) -> Tensor:
         """Store keys and values for the given tokens; return logits [B, vocabulary], float32."""
-        last = inputs.num_tokens - 1
-        offsets = torch.minimum(torch.arange(self.tokens)[None, :], last[:, None])
+        tokens = torch.arange(inputs.input_ids.shape[1])
+        offsets = torch.minimum(tokens[None, :], inputs.num_tokens[:, None] - 1)
         positions = inputs.start[:, None] + offsets
         hidden, *shared = self._prologue([inputs.input_ids, positions, *self._prologue_weights])
         place = [inputs.start, inputs.num_tokens, inputs.num_rows]

@@ -68,18 +68,20 @@ class TorchRunner:
     def prefill(
         self, token_ids: list[int], start: int, block_table: list[int], slot: int
     ) -> Tensor:
-        """Read one chunk of a prompt; see `reblock.engine.Runner`."""
-        program = self._prefill
+        """Read one chunk of a prompt; see `reblock.engine.Runner`.
+
+        A short chunk is not filled up: programs take as many tokens and rows as there are.
+        """
         count = len(token_ids)
         inputs = ProgramInputs(
-            input_ids=torch.tensor([token_ids + [token_ids[-1]] * (program.tokens - count)]),
+            input_ids=torch.tensor([token_ids]),
             start=torch.tensor([start]),
             num_tokens=torch.tensor([count]),
             num_rows=torch.tensor([1]),
             block_tables=torch.tensor([self._used(block_table, start + count)]),
             slots=torch.tensor([slot]),
         )
-        return program.run(inputs)[0]
+        return self._prefill.run(inputs)[0]
 
     def decode(
         self,
@@ -90,9 +92,6 @@ class TorchRunner:
     ) -> Tensor:
         """Read one token of each request; see `reblock.engine.Runner`."""
         rows = len(token_ids)
-        program = self._decoders[self._limits.decoder_for(rows)]
-        real = list(range(rows))
-        padded = real + [rows - 1] * (program.batch - rows)
         used = [
             self._used(table, position + 1)
             for table, position in zip(block_tables, positions, strict=True)
@@ -101,14 +100,14 @@ class TorchRunner:
         # A short table is filled up with its own first block, whose tokens are masked there.
         tables = [table + table[:1] * (width - len(table)) for table in used]
         inputs = ProgramInputs(
-            input_ids=torch.tensor([[token_ids[row]] for row in padded]),
-            start=torch.tensor([positions[row] for row in padded]),
-            num_tokens=torch.ones(program.batch, dtype=torch.int64),
+            input_ids=torch.tensor(token_ids)[:, None],
+            start=torch.tensor(positions),
+            num_tokens=torch.ones(rows, dtype=torch.int64),
             num_rows=torch.tensor([rows]),
-            block_tables=torch.tensor([tables[row] for row in padded]),
-            slots=torch.tensor([slots[row] for row in padded]),
+            block_tables=torch.tensor(tables),
+            slots=torch.tensor(slots),
         )
-        return program.run(inputs)[:rows]
+        return self._decoders[self._limits.decoder_for(rows)].run(inputs)
 
     def resize(self, num_blocks: int, moves: Sequence[tuple[int, int]]) -> None:
         """Have a cache of another size; see `reblock.engine.Runner`."""
