@@ -28,7 +28,7 @@ from typing import Any
 
 from machine import describe_machine, machine_line
 from peers import sections
-from peers.artifacts import Shop, Unavailable
+from peers.artifacts import Shop, UnavailableError
 from peers.engines import ENGINES
 from peers.measure import AGREEMENT_TOKENS, Lineup, Settings, note, prompts
 from peers.models import MODELS, TINY
@@ -125,7 +125,7 @@ def prepare(shop: Shop, settings: Settings) -> None:
     for make in makers:
         try:
             make()
-        except Unavailable as error:
+        except UnavailableError as error:
             note(f"not available: {error}")
 
 

@@ -12,3 +12,8 @@ sections        what is made of them
 report          the report, as markdown
 plot            the picture
 """
+
+import sys
+
+# OpenVINO tells its makers over the network that it is used, where it can import this package.
+sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]

@@ -13,7 +13,7 @@ from typing import Any
 import reblock
 from peers.serving import MAX_BATCH
 
-__all__ = ["CACHE_CONTEXT", "POOL_BLOCKS", "Shop", "Unavailable"]
+__all__ = ["CACHE_CONTEXT", "POOL_BLOCKS", "Shop", "UnavailableError"]
 
 BENCHMARKS = Path(__file__).resolve().parent.parent
 MAX_SEQ_LEN = 1024
@@ -22,7 +22,7 @@ CACHE_CONTEXT = 8192
 PREFILL_CHUNK = 512
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """Something could not be made; the message is what it said."""
 
 
@@ -124,7 +124,7 @@ class Shop:
                 words = done.stderr.strip().splitlines()
                 self._failed[name] = words[-1] if words else f"status {done.returncode}"
         if name in self._failed:
-            raise Unavailable(self._failed[name])
+            raise UnavailableError(self._failed[name])
         return target
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from peers.artifacts import POOL_BLOCKS, Unavailable
+from peers.artifacts import POOL_BLOCKS, UnavailableError
 from peers.engines import BANDWIDTH, ENGINES
 from peers.processes import Worker, WorkerError
 from peers.serving import Request, Served
@@ -67,7 +67,7 @@ class Lineup:
         for name in names:
             self._start(name)
 
-    def __enter__(self) -> Lineup:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,7 +110,7 @@ class Lineup:
         """Have an engine begin anew with a cache of so many of reblock's blocks."""
         try:
             path = self._path(ENGINES[name], num_blocks)
-        except Unavailable as error:
+        except UnavailableError as error:
             self._drop(name, f"not available: {error}")
             return False
         options = {"artifact": path, "model": path, "pool_tokens": num_blocks * BLOCK_TOKENS}

@@ -83,7 +83,7 @@ def write_tokenizer(directory: str, num_tokens: int) -> None:
 
     wrapper: Any = PreTrainedTokenizerFast
     vocabulary = {f"{number}": number for number in range(num_tokens)}
-    tokenizer: Any = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="0"))
+    tokenizer: Any = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="0"))  # noqa: S106
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     wrapper(tokenizer_object=tokenizer).save_pretrained(directory)
 

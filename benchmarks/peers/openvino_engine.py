@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
-
-# OpenVINO reports its use over the network where this package can be imported.
-sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 
 import numpy as np
 import openvino as ov

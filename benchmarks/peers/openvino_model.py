@@ -13,9 +13,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# OpenVINO reports its use over the network where this package can be imported.
-sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
-
 import numpy as np
 import openvino as ov
 from openvino import opset15 as ops

@@ -19,10 +19,10 @@ def draw(document: dict[str, Any], path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot as plt
 
     models = document["models"]
-    figure, rows = pyplot.subplots(
+    figure, rows = plt.subplots(
         len(models), 4, figsize=(16, 3.6 * len(models)), squeeze=False, layout="constrained"
     )
     for (model, found), axes in zip(models.items(), rows, strict=True):
@@ -30,7 +30,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
             _bars(axis, f"{model}: {title}", values)
         _line(axes[-1], f"{model}: trace over block count", found.get("blocks", {}))
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    plt.close(figure)
 
 
 def _panels(found: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -32,8 +32,10 @@ def report_text(document: dict[str, Any]) -> str:
 def _engines(engines: dict[str, Any], found: dict[str, Any]) -> list[str]:
     weights = found["weights"]
     lines = [
-        f"{weights['all'] / 1e6:.1f} million weights, of which a token reads "
-        f"{weights['read'] / 1e6:.1f} million.",
+        (
+            f"{weights['all'] / 1e6:.1f} million weights, of which a token reads "
+            f"{weights['read'] / 1e6:.1f} million."
+        ),
         "",
         "| engine | version | what | same tokens as transformers |",
         "|---|---|---|---|",
@@ -52,10 +54,12 @@ def _decoding(section: dict[str, Any], found: dict[str, Any]) -> list[str]:
     lines = [
         "### Decoding and reading prompts",
         "",
-        f"Tokens per second: prompts of 32 tokens, 64 new ones, while all rows are decoded; and a "
-        f"prompt of 512 by the time to its first token. Median of {_count(section['decode'])} "
-        f'rounds (best). Reading memory: {_spread(reading, GIGA, 1)} GB/s. "Of limit" is what '
-        "reading the weights alone would allow.",
+        (
+            "Tokens per second: prompts of 32 tokens, 64 new ones, while all rows are decoded; and "
+            f"a prompt of 512 by the time to its first token. Median of {_count(section['decode'])} "
+            f'rounds (best). Reading memory: {_spread(reading, GIGA, 1)} GB/s. "Of limit" is what '
+            "reading the weights alone would allow."
+        ),
         "",
         "| engine | batch 1 | of limit | batch 8 | prompt of 512 |",
         "|---|---:|---:|---:|---:|",
@@ -88,10 +92,10 @@ def _own_ratios(decode: dict[str, Any]) -> list[str]:
     lines = []
     for name in ("reblock bfloat16", "reblock int8"):
         if name in decode and REBLOCK in decode:
-            ratios = [
-                f"{median(decode[name][batch]) / median(decode[REBLOCK][batch]):.2f} at batch {batch}"
-                for batch in ("1", "8")
-            ]
+            ratios = []
+            for batch in ("1", "8"):
+                ratio = median(decode[name][batch]) / median(decode[REBLOCK][batch])
+                ratios.append(f"{ratio:.2f} at batch {batch}")
             lines.append(f"* {name} by reblock in float32: {', '.join(ratios)}")
     return lines
 
@@ -116,9 +120,11 @@ def _overhead(runs: Sequence[dict[str, int]], _found: dict[str, Any]) -> list[st
     return [
         "### Outside the programs",
         "",
-        f"Of the time of a decoding step at batch 8, scheduler and sampler took "
-        f"{median(parts):.2%} ({min(parts):.2%} to {max(parts):.2%}), all that is not the "
-        f"programs {median(outside):.2%} ({min(outside):.2%} to {max(outside):.2%}).",
+        (
+            f"Of the time of a decoding step at batch 8, scheduler and sampler took "
+            f"{median(parts):.2%} ({min(parts):.2%} to {max(parts):.2%}), all that is not the "
+            f"programs {median(outside):.2%} ({min(outside):.2%} to {max(outside):.2%})."
+        ),
     ]
 
 
@@ -126,9 +132,11 @@ def _trace(section: dict[str, Any], _found: dict[str, Any]) -> list[str]:
     lines = [
         "### Serving a trace",
         "",
-        "The same requests at the same times by all; 8 side by side at most. Medians of the "
-        "runs that are counted; an engine that took twice as long as the best ran once. Times "
-        "are to the first token, from the arrival.",
+        (
+            "The same requests at the same times by all; 8 side by side at most. Medians of the "
+            "runs that are counted; an engine that took twice as long as the best ran once. Times "
+            "are to the first token, from the arrival."
+        ),
         "",
         "| pool | engine | runs | tokens/s | p50 | p99 |",
         "|---|---|---:|---:|---:|---:|",
@@ -152,8 +160,10 @@ def _blocks(section: dict[str, Any], _found: dict[str, Any]) -> list[str]:
     lines = [
         "### More blocks, more served",
         "",
-        "The first half of the trace by one artifact that `reblock set` resized, nothing else "
-        "changed.",
+        (
+            "The first half of the trace by one artifact that `reblock set` resized, nothing else "
+            "changed."
+        ),
         "",
         "| blocks | tokens in the cache | tokens/s | time to first token, p50 | preemptions |",
         "|---:|---:|---:|---:|---:|",
@@ -172,12 +182,16 @@ def _cache(section: dict[str, Any], _found: dict[str, Any]) -> list[str]:
     lines = [
         "### Reading the cache",
         "",
-        "Decoding steps of 8 rows at a context of 8192 and of 128 tokens. The blocks hold random "
-        "numbers, not what a prompt left, and the runner is called without the engine. What a step takes longer is "
-        "put against the keys and values that it has to read in addition.",
+        (
+            "Decoding steps of 8 rows at a context of 8192 and of 128 tokens. The blocks hold "
+            "random numbers, not what a prompt left, and the runner is called without the engine. "
+            "What a step takes longer is put against the keys and values that it has to read in addition."
+        ),
         "",
-        "| cache | step at 128 | step at 8192 | GB more to read | GB/s | of reading memory "
-        "| peak memory before, after the steps |",
+        (
+            "| cache | step at 128 | step at 8192 | GB more to read | GB/s | of reading memory "
+            "| peak memory before, after the steps |"
+        ),
         "|---|---:|---:|---:|---:|---:|---|",
     ]
     for dtype, found in section.items():
@@ -208,9 +222,11 @@ def _memory(section: dict[str, Any], _found: dict[str, Any]) -> list[str]:
     used = " and ".join(map(str, sorted(set(section["used_blocks"]))))
     return [
         *lines,
-        f"Planned {planned / 2**20:,.1f} MiB; peak RSS of `reblock bench` with {used} of "
-        f"{section['blocks']} blocks in use: {peaks}. KV cache: {held[0]:,} bytes, {exact} as "
-        "planned.",
+        (
+            f"Planned {planned / 2**20:,.1f} MiB; peak RSS of `reblock bench` with {used} of "
+            f"{section['blocks']} blocks in use: {peaks}. KV cache: {held[0]:,} bytes, {exact} as "
+            "planned."
+        ),
     ]
 
 

@@ -9,7 +9,7 @@ import sys
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from peers.artifacts import CACHE_CONTEXT, POOL_BLOCKS, Unavailable
+from peers.artifacts import CACHE_CONTEXT, POOL_BLOCKS, UnavailableError
 from peers.engines import ENGINES
 from peers.measure import BLOCK_TOKENS, Lineup, Settings, note, prompts
 from peers.processes import Worker, WorkerError
@@ -195,7 +195,7 @@ def measure_cache(settings: Settings, shop: Shop) -> dict[str, Any]:
         try:
             artifact = shop.cache_artifact(dtype)
             result[dtype] = _cache_steps(settings, shop, artifact, dtype)
-        except (Unavailable, WorkerError) as error:
+        except (UnavailableError, WorkerError) as error:
             result[dtype] = {"problem": str(error)}
     return result
 
@@ -238,7 +238,7 @@ def measure_memory(settings: Settings, shop: Shop) -> dict[str, Any]:
     """The peak of `reblock bench` while every block of the cache is in use, and the plan."""
     try:
         directory = shop.artifact("float32")
-    except Unavailable as error:
+    except UnavailableError as error:
         return {"problem": str(error)}
     plan = open_artifact(str(directory)).memory_plan()
     tokens = POOL_BLOCKS * BLOCK_TOKENS // MAX_BATCH
