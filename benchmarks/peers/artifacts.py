@@ -17,7 +17,7 @@ __all__ = ["CACHE_CONTEXT", "POOL_BLOCKS", "Shop", "UnavailableError"]
 
 BENCHMARKS = Path(__file__).resolve().parent.parent
 MAX_SEQ_LEN = 1024
-POOL_BLOCKS = 32
+POOL_BLOCKS = 36
 CACHE_CONTEXT = 8192
 PREFILL_CHUNK = 512
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from peers.engines import ENGINES
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -37,13 +39,17 @@ def _panels(found: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Return the medians of the panels with bars, in tokens per second."""
     decoding = found.get("decoding", {"decode": {}, "prefill": {}})
     panels = {
-        f"{title}": {name: median(rates[batch]) for name, rates in decoding["decode"].items()}
+        title: {
+            name: median(decoding["decode"][name][batch])
+            for name in ENGINES
+            if name in decoding["decode"]
+        }
         for batch, title in BARS.items()
     }
     trace = {
         f"{name}, {pool}": median(run["tokens_per_s"] for run in runs)
         for pool, engines in found.get("trace", {}).items()
-        for name, runs in engines.items()
+        for name, runs in sorted(engines.items(), key=lambda pair: list(ENGINES).index(pair[0]))
     }
     return {**panels, "trace": trace}
 

@@ -55,16 +55,17 @@ def _decoding(section: dict[str, Any], found: dict[str, Any]) -> list[str]:
         "### Decoding and reading prompts",
         "",
         (
-            "Tokens per second: prompts of 32 tokens, 64 new ones, while all rows are decoded; and "
-            f"a prompt of 512 by the time to its first token. Median of {_count(section['decode'])} "
-            f'rounds (best). Reading memory: {_spread(reading, GIGA, 1)} GB/s. "Of limit" is what '
-            "reading the weights alone would allow."
+            "Tokens per second: prompts of 32 tokens, 64 new ones, while all rows are decoded; "
+            "and a prompt of 512 by the time to its first token. Median of "
+            f"{_count(section['decode'])} rounds (best). Reading memory: "
+            f'{_spread(reading, GIGA, 1)} GB/s. "Of limit" is what reading the weights alone '
+            "would allow."
         ),
         "",
         "| engine | batch 1 | of limit | batch 8 | prompt of 512 |",
         "|---|---:|---:|---:|---:|",
     ]
-    for name, rates in section["decode"].items():
+    for name, rates in _in_order(section["decode"]):
         num_bytes = found["weights"]["read"] * ENGINES[name].weight_bytes
         limit = median(rates["1"]) * num_bytes / median(reading)
         cells = [_spread(rates["1"]), f"{limit:.0%}", _spread(rates["8"])]
@@ -143,7 +144,7 @@ def _trace(section: dict[str, Any], _found: dict[str, Any]) -> list[str]:
     ]
     verdicts = []
     for pool, engines in section.items():
-        for name, runs in engines.items():
+        for name, runs in _in_order(engines):
             p50, p99 = (
                 median(run[f"first_token_{which}_s"] for run in runs) for which in ("p50", "p99")
             )
@@ -184,8 +185,9 @@ def _cache(section: dict[str, Any], _found: dict[str, Any]) -> list[str]:
         "",
         (
             "Decoding steps of 8 rows at a context of 8192 and of 128 tokens. The blocks hold "
-            "random numbers, not what a prompt left, and the runner is called without the engine. "
-            "What a step takes longer is put against the keys and values that it has to read in addition."
+            "random numbers, not what a prompt left, and the runner is called without the "
+            "engine. What a step takes longer is put against the keys and values that it has to "
+            "read in addition."
         ),
         "",
         (
@@ -244,6 +246,11 @@ SECTIONS: dict[str, Callable[[Any, dict[str, Any]], list[str]]] = {
 def _spread(values: Sequence[float], unit: float = 1, digits: int = 1) -> str:
     """The median and the best."""
     return f"{median(values) / unit:,.{digits}f} ({max(values) / unit:,.{digits}f})"
+
+
+def _in_order(values: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return what was found of each engine, in the order of all tables."""
+    return [(name, values[name]) for name in ENGINES if name in values]
 
 
 def _count(decode: dict[str, Any]) -> int:
