@@ -20,7 +20,7 @@ GIGA = 1e9
 def report_text(document: dict[str, Any]) -> str:
     """Return the whole report."""
     lines = ["# reblock against its peers", "", document["machine_line"] + ".", ""]
-    lines += [document["settings_line"], ""]
+    lines += [document["settings_line"], "", *(f"* {note}" for note in document["notes"]), ""]
     for model, found in document["models"].items():
         lines += [f"## {model}", ""]
         for name, write in SECTIONS.items():

@@ -65,7 +65,13 @@ class Static:
 
 
 class Compiled(Static):
-    """The same with its decoding steps compiled by torch."""
+    """The same with its decoding steps compiled by torch, for weights that stay as they are."""
+
+    def load(self, **options: Any) -> None:
+        from torch._inductor import config
+
+        config.freezing = True  # so that torch packs the weights
+        super().load(**options)
 
     def _compiling(self) -> dict[str, Any]:
         # Its default is made for a GPU; on a CPU it compiles only where it is told to.
