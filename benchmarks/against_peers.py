@@ -35,30 +35,23 @@ from peers.models import MODELS, TINY
 from peers.plot import draw
 from peers.report import report_text
 
-NOTES = (
-    (
-        "reblock: compiled for 8 sequences of up to 1,024 tokens, decoders of 1, 2, 4 and 8 rows, "
-        "prompts read 512 tokens at a time (--prefill-chunk-size 512), blocks of 128 tokens. One "
-        "artifact for all but the section on reading the cache, for which one for 8,192 tokens is "
-        "compiled."
-    ),
-    (
-        "All that batch: 8 requests side by side at most, up to 512 tokens in one step, a cache of as "
-        "many tokens, no reuse of prompts that begin alike (prompts are random)."
-    ),
-    (
-        "OpenVINO: INFERENCE_PRECISION_HINT and KV_CACHE_PRECISION are f32; its graph is built by this "
-        "benchmark from the same weights."
-    ),
-    (
-        "llama.cpp: GGUF in F32, keys and values in F32. A request is let in when the cache has room "
-        "for all that it may become, as nothing is taken back from one that runs."
-    ),
-    (
-        "transformers: torch's attention. Its continuous batching runs in a thread of the same "
-        "process and hands out every token."
-    ),
-)
+NOTES = """\
+reblock: compiled for 8 sequences of up to 1,024 tokens, decoders of 1, 2, 4 and 8 rows, prompts
+read 512 tokens at a time (--prefill-chunk-size 512), blocks of 128 tokens. One artifact for all but
+the section on reading the cache, for which one for 8,192 tokens is compiled.
+-
+All that batch: 8 requests side by side at most, up to 512 tokens in one step, a cache of as many
+tokens, no reuse of prompts that begin alike (prompts are random).
+-
+OpenVINO: INFERENCE_PRECISION_HINT and KV_CACHE_PRECISION are f32; its graph is built by this
+benchmark from the same weights.
+-
+llama.cpp: GGUF in F32, keys and values in F32. A request is let in when the cache has room for all
+that it may become, as nothing is taken back from one that runs.
+-
+transformers: torch's attention. Its continuous batching runs in a thread of the same process and
+hands out every token.
+"""
 SECTIONS = ("decode", "prefill", "cache", "trace", "blocks", "overhead", "memory")
 
 
@@ -80,7 +73,7 @@ def main() -> None:
         "machine_line": machine_line(),
         "settings_line": f"{args.threads} threads, rounds: {args.rounds}, of the trace "
         f"{args.trace_rounds}, with {args.requests} requests at {sections.RATE_PER_S:g} a second.",
-        "notes": NOTES,
+        "notes": [" ".join(text.split()) for text in NOTES.split("\n-\n")],
         "models": {},
     }
     for model in args.models:
