@@ -96,12 +96,10 @@ class Shop:
         return found
 
     def _compile(self, kind: str, dtype: str, options: list[str]) -> Path:
-        target = self._directory / f"{self._model}-{kind}-{compiler_digest()}"
-        arguments = [
-            *("compile", str(self.transformers()), "--output-dir", str(target), *options),
-            *("--batch-size", str(MAX_BATCH), "--dtype", dtype),
-            *("--prefill-chunk-size", str(PREFILL_CHUNK)),
-        ]
+        options += ["--batch-size", str(MAX_BATCH), "--dtype", dtype]
+        options += ["--prefill-chunk-size", str(PREFILL_CHUNK)]
+        target = self._directory / f"{self._model}-{kind}-{compiler_digest(options)}"
+        arguments = ["compile", str(self.transformers()), "--output-dir", str(target), *options]
         return self._run(target, [sys.executable, "-m", "reblock", *arguments])
 
     def _make(self, name: str, module: str, *arguments: str, python: str = sys.executable) -> Path:
@@ -128,10 +126,10 @@ class Shop:
         return target
 
 
-def compiler_digest() -> str:
-    """Return what changes when the sources do that compile a model."""
+def compiler_digest(options: list[str]) -> str:
+    """Return what changes when the options do, or the sources that compile a model."""
     package = Path(reblock.__file__).parent / "backends"
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(" ".join(options).encode())
     for path in sorted(package.rglob("*")):
         if path.suffix in {".py", ".cpp", ".h"}:
             digest.update(path.read_bytes())
