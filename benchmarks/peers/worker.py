@@ -34,6 +34,7 @@ def main() -> None:
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+    os._exit(0)  # threads of an engine may still run
 
 
 def ask(engine: Any, question: dict[str, Any]) -> Any:
