@@ -119,8 +119,8 @@ class Shop:
             print(f"making {name} ...", file=sys.stderr, flush=True)
             done = subprocess.run(line, cwd=BENCHMARKS, capture_output=True, text=True, check=False)
             if done.returncode != 0:
-                words = done.stderr.strip().splitlines()
-                self._failed[name] = words[-1] if words else f"status {done.returncode}"
+                lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+                self._failed[name] = next((line for line in lines if "error" in line), lines[-1])
         if name in self._failed:
             raise UnavailableError(self._failed[name])
         return target
