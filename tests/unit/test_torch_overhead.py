@@ -143,7 +143,7 @@ class Seen:
 
     `counted` is weights and cache, without alignment, which a process does not touch. `runtime` is
     the artifact's own. `served` is how far above the two together the peak of a process was that
-    served a full batch: in several runs, the least and the most.
+    served a full batch: the least and the most of its runs.
     """
 
     model: dict[str, Any]
@@ -154,100 +154,47 @@ class Seen:
 
 
 CALIBRATION = {
-    "llama": Seen(model={}, shape={}, counted=115.5, runtime=349.8, served=(5.2, 5.2)),
     "llama, large batch": Seen(
         model={"num_key_value_heads": 8},
-        shape={"batch": 8, "seq_len": 4096},
-        counted=623.5,
-        runtime=349.9,
-        served=(144.5, 144.5),
+        shape={"batch": 8, "seq_len": 2048},
+        counted=367.5,
+        runtime=348.3,
+        served=(5.3, 5.3),
     ),
     "llama, long chunk": Seen(
         model=WIDE,
-        shape={"batch": 4, "seq_len": 2048, "chunk": 512},
-        counted=340.0,
-        runtime=361.8,
-        served=(35.1, 40.3),
-    ),
-    "llama, long sequence": Seen(
-        model=LONG,
-        shape={"batch": 2, "seq_len": 8192, "chunk": 256},
-        counted=374.0,
-        runtime=347.7,
-        served=(43.6, 73.3),
-    ),
-    "llama, four decoders": Seen(
-        model={"num_hidden_layers": 8},
-        shape={"batch": 8, "seq_len": 2048, "decoders": (8, 4, 2, 1)},
-        counted=408.5,
-        runtime=358.8,
-        served=(11.3, 11.3),
-    ),
-    "llama, bfloat16": Seen(
-        model={"num_hidden_layers": 2},
-        shape={"batch": 4, "dtype": "bfloat16"},
-        counted=50.5,
-        runtime=347.7,
-        served=(10.1, 10.1),
+        shape={"batch": 4, "chunk": 512},
+        counted=324.0,
+        runtime=362.6,
+        served=(30.1, 30.1),
     ),
     "llama, tiny": Seen(
-        model=TINY, shape={"batch": 4}, counted=4.6, runtime=319.2, served=(8.2, 8.2)
-    ),
-    "gemma3": Seen(
-        model=GEMMA3,
-        shape={"batch": 4, "seq_len": 4096},
-        counted=339.6,
-        runtime=330.3,
-        served=(23.7, 23.7),
-    ),
-    "gemma2": Seen(
-        model=GEMMA2,
-        shape={"batch": 4, "seq_len": 4096},
-        counted=218.8,
-        runtime=312.4,
-        served=(42.6, 42.7),
-    ),
-    "qwen3": Seen(
-        model=QWEN3,
-        shape={"batch": 2, "seq_len": 2048},
-        counted=486.0,
-        runtime=356.9,
-        served=(6.2, 6.2),
-    ),
-    "qwen2": Seen(model=QWEN2, shape={"batch": 4}, counted=179.4, runtime=391.4, served=(8.2, 8.2)),
-    "phi3": Seen(
-        model=PHI3, shape={"batch": 16}, counted=586.0, runtime=296.2, served=(116.6, 116.6)
+        model=TINY,
+        shape={"batch": 4},
+        counted=4.6,
+        runtime=319.9,
+        served=(5.0, 5.0),
     ),
     "mixtral": Seen(
         model=MIXTRAL,
         shape={"batch": 4, "seq_len": 2048},
         counted=330.6,
-        runtime=297.1,
-        served=(23.8, 79.7),
-    ),
-    "mixtral, deep": Seen(
-        model={**MIXTRAL, "num_hidden_layers": 8, "vocab_size": 40_000},
-        shape={"batch": 4, "seq_len": 2048},
-        counted=614.3,
-        runtime=303.3,
-        served=(18.4, 107.4),
+        runtime=296.6,
+        served=(17.1, 38.6),
     ),
     "mixtral, wide": Seen(
         model=WIDE_MIXTRAL,
         shape={"batch": 2, "seq_len": 4096},
         counted=613.9,
-        runtime=296.1,
-        served=(67.1, 67.1),
-    ),
-    "qwen3_moe": Seen(
-        model=QWEN3_MOE, shape={"batch": 8}, counted=458.0, runtime=308.7, served=(33.0, 33.0)
+        runtime=296.6,
+        served=(21.6, 21.6),
     ),
     "gpt_oss": Seen(
         model=GPT_OSS,
-        shape={"batch": 4, "seq_len": 2048},
-        counted=284.1,
-        runtime=312.3,
-        served=(33.8, 33.8),
+        shape={"batch": 4},
+        counted=268.1,
+        runtime=312.0,
+        served=(8.9, 8.9),
     ),
 }
 

@@ -36,7 +36,7 @@ from reblock.units import MIB
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Loaded", "load_in_full", "resident_bytes"]
+__all__ = ["Loaded", "load_in_full", "resident_bytes", "with_gaps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,8 @@ def _run_growing(runner: TorchRunner) -> None:
 _MOST_GAPS_BYTES = 64 * MIB
 
 
-def _with_gaps(num_bytes: int) -> int:
+def with_gaps(num_bytes: int) -> int:
+    """Return the workspace to plan with, where a run has shown `num_bytes` of it."""
     return num_bytes + min(num_bytes, _MOST_GAPS_BYTES)
 
 
@@ -156,7 +157,7 @@ def main() -> None:
     error = _compare(artifact, load_file(reference_path))
     print(
         json.dumps(
-            {"runtime_bytes": runtime, "workspace_bytes": _with_gaps(workspace), "error": error}
+            {"runtime_bytes": runtime, "workspace_bytes": with_gaps(workspace), "error": error}
         )
     )
 
