@@ -40,7 +40,7 @@ _FURTHER_TOKEN_BYTES = 780
 _NUM_FIRST_TOKENS = 65_536
 
 # What is there however small the shapes are: matrix products' own buffers, the sampler.
-_BASE_WORKSPACE_BYTES = 8 * MIB
+_BASE_WORKSPACE_BYTES = 6 * MIB
 _FLOAT_BYTES = 4
 # Input, normalised input and residual; the gate, what goes through it, and their product.
 _NUM_HIDDEN = 3
