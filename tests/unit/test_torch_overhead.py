@@ -175,6 +175,13 @@ CALIBRATION = {
         runtime=319.9,
         served=(5.0, 5.0),
     ),
+    "gemma2": Seen(
+        model=GEMMA2,
+        shape={"batch": 4, "seq_len": 2048},
+        counted=186.8,
+        runtime=312.1,
+        served=(5.2, 5.2),
+    ),
     "mixtral": Seen(
         model=MIXTRAL,
         shape={"batch": 4, "seq_len": 2048},
@@ -188,6 +195,13 @@ CALIBRATION = {
         counted=613.9,
         runtime=296.6,
         served=(21.6, 21.6),
+    ),
+    "qwen3_moe": Seen(
+        model=QWEN3_MOE,
+        shape={"batch": 8, "seq_len": 512},
+        counted=426.0,
+        runtime=310.4,
+        served=(20.7, 20.7),
     ),
     "gpt_oss": Seen(
         model=GPT_OSS,

@@ -61,7 +61,7 @@ _PARTIAL_FLOATS = 16  # besides the values
 _HEAP_TENSOR_BYTES = 32 * MIB
 _HEAP_BYTES = 2 * _HEAP_TENSOR_BYTES
 # What experts compute is of three sizes, which leave more.
-_EXPERT_GAPS = 2
+_EXPERT_GAPS = 1
 
 _RUNTIME_ERROR_BYTES = 8 * MIB
 _TOKEN_ERROR_BYTES = 80
