@@ -182,6 +182,13 @@ CALIBRATION = {
         runtime=312.1,
         served=(5.2, 5.2),
     ),
+    "qwen2": Seen(
+        model=QWEN2,
+        shape={"batch": 4},
+        counted=179.4,
+        runtime=392.1,
+        served=(4.5, 4.5),
+    ),
     "mixtral": Seen(
         model=MIXTRAL,
         shape={"batch": 4, "seq_len": 2048},
