@@ -286,13 +286,13 @@ def test_a_count_without_a_batch_size_is_for_as_many_requests_as_it_holds() -> N
 
 
 def test_a_count_that_does_not_fit_the_device_names_the_most_it_holds() -> None:
-    found = plan_source(make_source(), "cpu:3GB", batch_size=64, max_seq_len=8192, num_blocks=4000)
+    found = plan_source(make_source(), "cpu:2GB", batch_size=64, max_seq_len=8192, num_blocks=4000)
     assert not found.fits
     largest = found.largest_num_blocks
     assert largest is not None
     assert f"lower num_blocks to {largest}, the most that fit" in found.advice
     again = plan_source(
-        make_source(), "cpu:3GB", batch_size=64, max_seq_len=8192, num_blocks=largest
+        make_source(), "cpu:2GB", batch_size=64, max_seq_len=8192, num_blocks=largest
     )
     assert again.fits
 

@@ -216,7 +216,6 @@ def _cpu_overhead(model: PlannedModel, shapes: ResolvedOptions) -> Iterable[Term
         max_seq_len=shapes.max_seq_len,
         prefill_chunk_size=shapes.prefill_chunk_size,
         decoder_batch_sizes=shapes.decoder_batch_sizes,
-        kvcache_block_size=shapes.kvcache_block_size,
     )
     if overhead is None:
         raise UnsupportedModel(

@@ -40,24 +40,28 @@ _FURTHER_TOKEN_BYTES = 780
 _NUM_FIRST_TOKENS = 65_536
 
 # What is there however small the shapes are: matrix products' own buffers, the sampler.
-_BASE_WORKSPACE_BYTES = 8 * MIB
-_SCORE_BYTES = 4
-# Scores before and after the softmax, where a model's attention is spelled out.
-_NUM_SCORES = 2
-_SPELLED_OUT = frozenset({"gemma2", "gpt_oss", "vaultgemma"})
+_BASE_WORKSPACE_BYTES = 6 * MIB
+_FLOAT_BYTES = 4
 # Input, normalised input and residual; the gate, what goes through it, and their product.
 _NUM_HIDDEN = 3
 _NUM_INNER = 3
 # A query before and after rotation and the output; keys and values before and after.
 _NUM_QUERIES = 3
 _NUM_NEW_KEYS = 2
+# The native linear layers rearrange that many tokens at once, and sum up an eighth of their outputs
+# in all threads together; see native/linear.h.
+_LINEAR_TOKENS = 512
+_LINEAR_SHARE = 8
+# A decoder's attention has a partial result for each range of keys; see native/attention.h.
+_RANGE_KEYS = 256
+_MOST_RANGES = 64
+_PARTIAL_FLOATS = 16  # besides the values
 # glibc cuts tensors of less than 32 MiB out of its heap, which keeps gaps between them and up to
 # twice that at its end (M_TRIM_THRESHOLD); larger ones it takes from the system, and gives back.
 _HEAP_TENSOR_BYTES = 32 * MIB
 _HEAP_BYTES = 2 * _HEAP_TENSOR_BYTES
-# What experts compute is of three sizes, and pages fit into the gaps of none of them. The same
-# requests left from none to 55 MiB of gaps in one artifact, and up to 82 in one twice as deep.
-_EXPERT_GAPS = 5
+# What experts compute is of three sizes, which leave more.
+_EXPERT_GAPS = 1
 
 _RUNTIME_ERROR_BYTES = 8 * MIB
 _TOKEN_ERROR_BYTES = 80
@@ -85,7 +89,6 @@ class _Widths:
     vocabulary: int
     layers: frozenset[LayerCache]
     has_experts: bool
-    spells_out: bool
 
 
 def estimate_overhead(
@@ -96,7 +99,6 @@ def estimate_overhead(
     max_seq_len: int,
     prefill_chunk_size: int,
     decoder_batch_sizes: tuple[int, ...],
-    kvcache_block_size: int,
 ) -> Overhead | None:
     """Return what programs of these shapes will take, None where `spec` lacks a width of them.
 
@@ -105,21 +107,19 @@ def estimate_overhead(
     widths = _read_widths(spec, DTYPE_BYTES[dtype])
     if widths is None:
         return None
-    # Tables name whole blocks.
-    seq_len = -(-max_seq_len // kvcache_block_size) * kvcache_block_size
     rows = max((batch_size, *decoder_batch_sizes))
-    live = max(
-        _step_bytes(widths, 1, prefill_chunk_size, seq_len), _step_bytes(widths, rows, 1, seq_len)
-    )
-    gaps = _gap_bytes(widths, live, max(rows, prefill_chunk_size))
-    logits = rows * widths.vocabulary * _SCORE_BYTES
+    num_tokens = max(rows, prefill_chunk_size)
+    live = _step_bytes(widths, num_tokens)
+    gaps = _gap_bytes(widths, live, num_tokens)
+    logits = rows * widths.vocabulary * _FLOAT_BYTES
+    scratch = _linear_bytes(widths, num_tokens, rows) + _partial_bytes(widths, rows, max_seq_len)
     # The runtime has gaps as well, which what is live may fill, or not.
     doubtful = gaps + min(live, _HEAP_TENSOR_BYTES)
     num_programs = 1 + len(decoder_batch_sizes)
     return Overhead(
         runtime_bytes=_runtime_bytes(spec.model_type, widths, num_programs),
         runtime_error_bytes=_RUNTIME_ERROR_BYTES + _TOKEN_ERROR_BYTES * widths.vocabulary,
-        workspace_bytes=_BASE_WORKSPACE_BYTES + live + logits + gaps,
+        workspace_bytes=_BASE_WORKSPACE_BYTES + live + logits + scratch + gaps,
         workspace_error_bytes=_WORKSPACE_ERROR_BYTES + doubtful,
     )
 
@@ -138,7 +138,6 @@ def _read_widths(spec: ModelSpec, value_bytes: int) -> _Widths | None:
         vocabulary=vocabulary,
         layers=frozenset(spec.layers),
         has_experts=experts is not None,
-        spells_out=spec.model_type in _SPELLED_OUT,
     )
 
 
@@ -175,38 +174,42 @@ def _runtime_bytes(model_type: str, widths: _Widths, num_programs: int) -> int:
     )
 
 
-def _step_bytes(widths: _Widths, rows: int, tokens: int, seq_len: int) -> int:
-    """Return what the widest layer holds at once in a step of that many rows and tokens."""
-    stream = rows * tokens * widths.value_bytes * _NUM_HIDDEN * widths.hidden
-    attention = (_attention_bytes(widths, layer, rows, tokens, seq_len) for layer in widths.layers)
-    return stream + max((_inner_bytes(widths, rows * tokens), *attention))
+def _step_bytes(widths: _Widths, num_tokens: int) -> int:
+    """Return what the widest layer holds at once in a step of that many tokens, of any rows."""
+    attention = (
+        _NUM_QUERIES * widths.heads * layer.key_width + _NUM_NEW_KEYS * layer.elements_per_token
+        for layer in widths.layers
+    )
+    widest = max((_NUM_INNER * widths.inner, *attention))
+    return num_tokens * widths.value_bytes * (_NUM_HIDDEN * widths.hidden + widest)
 
 
-def _inner_bytes(widths: _Widths, num_tokens: int) -> int:
-    return num_tokens * widths.value_bytes * _NUM_INNER * widths.inner
+def _linear_bytes(widths: _Widths, num_tokens: int, rows: int) -> int:
+    """Return what the linear layers keep: their inputs rearranged, and sums of all threads."""
+    tokens = min(num_tokens, _LINEAR_TOKENS)
+    widest = max(
+        widths.hidden,
+        0 if widths.has_experts else widths.inner,  # experts are products of another kind
+        *(widths.heads * layer.key_width for layer in widths.layers),
+    )
+    sums = max(tokens * widest, min(rows, _LINEAR_TOKENS) * widths.vocabulary) // _LINEAR_SHARE
+    return _FLOAT_BYTES * (tokens * widest + sums)
 
 
-def _attention_bytes(
-    widths: _Widths, layer: LayerCache, rows: int, tokens: int, seq_len: int
-) -> int:
-    """Return what a layer's attention holds: gathered keys and values, the mask, new tokens."""
-    if not layer.elements_per_token:
-        return 0
-    is_ring = layer.window is not None and layer.window < seq_len
-    num_keys = (layer.window or 0) + tokens if is_ring else seq_len
-    pages = num_keys * layer.elements_per_token
-    mask = tokens * num_keys
-    queries = _NUM_QUERIES * widths.heads * layer.key_width
-    new = tokens * (queries + _NUM_NEW_KEYS * layer.elements_per_token)
-    scores = 0
-    if widths.spells_out:
-        scores = widths.heads * tokens * num_keys * _SCORE_BYTES * _NUM_SCORES
-    return rows * (widths.value_bytes * (pages + mask + new) + scores)
+def _partial_bytes(widths: _Widths, rows: int, max_seq_len: int) -> int:
+    """Return what a decoder's attention keeps: partial results of `rows` tokens."""
+
+    def floats(layer: LayerCache) -> int:
+        num_keys = min(max_seq_len, layer.window or max_seq_len)
+        num_ranges = min(-(-num_keys // _RANGE_KEYS), _MOST_RANGES)
+        return widths.heads * num_ranges * (layer.value_width + _PARTIAL_FLOATS)
+
+    return _FLOAT_BYTES * rows * max(map(floats, widths.layers), default=0)
 
 
 def _gap_bytes(widths: _Widths, live: int, num_tokens: int) -> int:
     """Return what the heap keeps between and behind the tensors of a step."""
     gaps = min(live, _HEAP_BYTES) // 2
     if widths.has_experts:
-        gaps += _EXPERT_GAPS * _inner_bytes(widths, num_tokens)
+        gaps += _EXPERT_GAPS * num_tokens * widths.value_bytes * _NUM_INNER * widths.inner
     return min(gaps, _HEAP_BYTES)
