@@ -51,13 +51,18 @@ class Shop:
         return self._make(f"{self._model}-f32.gguf", "peers.models", "gguf", source)
 
     def artifact(self, kind: str) -> Path:
-        """The model compiled as "float32", "bfloat16" or "int8" for short sequences."""
+        """The model compiled for short sequences.
+
+        `kind` is the type of everything, as in "bfloat16", or of the weights alone where all else
+        is float32, as in "int8-weights".
+        """
+        of_weights, _, rest = kind.partition("-")
         options = [
             *("--max-seq-len", str(MAX_SEQ_LEN), "--decoder-batch-sizes", "8,4,2,1"),
             *("--kvcache-num-blocks", str(POOL_BLOCKS)),
-            *(("--weight-dtype", "int8") if kind == "int8" else ()),
+            *(("--weight-dtype", of_weights) if rest else ()),
         ]
-        return self._compile(kind, "float32" if kind == "int8" else kind, options)
+        return self._compile(kind, "float32" if rest else kind, options)
 
     def cache_artifact(self, dtype: str) -> Path:
         """The model compiled for sequences of `CACHE_CONTEXT`, with blocks for a full batch."""

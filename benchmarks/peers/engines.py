@@ -48,11 +48,19 @@ ENGINES = {
         what="compiled with --dtype bfloat16",
         weight_bytes=2,
     ),
-    "reblock int8": EngineInfo(
+    "reblock bfloat16 weights": EngineInfo(
         module="reblock_engine",
         attribute="Engine",
         package="reblock",
-        model="artifact:int8",
+        model="artifact:bfloat16-weights",
+        what="compiled with --weight-dtype bfloat16, all else in float32",
+        weight_bytes=2,
+    ),
+    "reblock int8 weights": EngineInfo(
+        module="reblock_engine",
+        attribute="Engine",
+        package="reblock",
+        model="artifact:int8-weights",
         what="compiled with --weight-dtype int8, all else in float32",
         weight_bytes=1,
     ),
