@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,7 @@ class Engine:
         self._runner: Any = None  # its memory goes before more is taken
         self._runner = load_runner(open_artifact(artifact), threads)
         self._engine = ReblockEngine(self._runner)
+        self._watched: list[Any] = []
         self._indices: dict[int, int] = {}
 
     @property
@@ -52,6 +54,7 @@ class Engine:
 
     def parts(self, requests: Sequence[Request]) -> dict[str, int]:
         """Return the nanoseconds that went into each part while all requests were decoded."""
+        self._watch_pieces()
         self._indices.clear()
         for index, request in enumerate(requests):
             self.add(index, request)
@@ -61,19 +64,40 @@ class Engine:
             for index, _ in self.step():
                 counts[index] += 1
             if first is None and min(counts):
-                first = self._engine.counters(), time.perf_counter_ns()
+                first = self._engine.counters(), time.perf_counter_ns(), self._pieces_ns
             ended = any(
                 count == request.num_new_tokens
                 for count, request in zip(counts, requests, strict=True)
             )
             if ended:
                 break
-        last, now = self._engine.counters(), time.perf_counter_ns()
+        last, now, pieces = self._engine.counters(), time.perf_counter_ns(), self._pieces_ns
         while self.has_work:
             self.step()
         names = ("scheduler_ns", "programs_ns", "sampler_ns")
         spent = {name: getattr(last, name) - getattr(first[0], name) for name in names}
-        return {**spent, "all_ns": now - first[1]}
+        return {**spent, "all_ns": now - first[1], "pieces_ns": pieces - first[2]}
+
+    def _watch_pieces(self) -> None:
+        """Count the time inside the compiled pieces of the decoders from now on."""
+        self._pieces_ns = 0
+
+        def watched(run: Any) -> Any:
+            def call(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+                started = time.perf_counter_ns()
+                outputs: list[torch.Tensor] = run(inputs)
+                self._pieces_ns += time.perf_counter_ns() - started
+                return outputs
+
+            return call
+
+        for program in self._runner._decoders.values():
+            if program in self._watched:
+                continue
+            self._watched.append(program)
+            program._prologue = watched(program._prologue)
+            program._epilogue = watched(program._epilogue)
+            program._layers = [replace(layer, run=watched(layer.run)) for layer in program._layers]
 
     def fill_cache(self) -> int:
         """Write random keys and values everywhere; return the peak of this process's memory."""

@@ -91,8 +91,8 @@ def _columns(section: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
 def _own_ratios(decode: dict[str, Any]) -> list[str]:
     """How much faster narrower weights are."""
     lines = []
-    for name in ("reblock bfloat16", "reblock int8"):
-        if name in decode and REBLOCK in decode:
+    for name in decode:
+        if ENGINES[name].package == REBLOCK != name and REBLOCK in decode:
             ratios = []
             for batch in ("1", "8"):
                 ratio = median(decode[name][batch]) / median(decode[REBLOCK][batch])
@@ -116,15 +116,16 @@ def _against_best(values: dict[str, list[float]]) -> str:
 
 
 def _overhead(runs: Sequence[dict[str, int]], _found: dict[str, Any]) -> list[str]:
-    outside = [1 - run["programs_ns"] / run["all_ns"] for run in runs]
+    outside = [1 - run["pieces_ns"] / run["all_ns"] for run in runs]
     parts = [(run["scheduler_ns"] + run["sampler_ns"]) / run["all_ns"] for run in runs]
     return [
         "### Outside the programs",
         "",
         (
             f"Of the time of a decoding step at batch 8, scheduler and sampler took "
-            f"{median(parts):.2%} ({min(parts):.2%} to {max(parts):.2%}), all that is not the "
-            f"programs {median(outside):.2%} ({min(outside):.2%} to {max(outside):.2%})."
+            f"{median(parts):.2%} ({min(parts):.2%} to {max(parts):.2%}); all that is outside the "
+            f"compiled pieces, what hands them their tensors too, {median(outside):.2%} "
+            f"({min(outside):.2%} to {max(outside):.2%})."
         ),
     ]
 
