@@ -7,6 +7,7 @@ empty, and there are more requests than slots.
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,13 @@ pytest.importorskip("torch")
 
 import torch
 from families import FAMILIES, VOCABULARY, save_model
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from reblock.artifact.reader import open_artifact
 from reblock.backends.torch import compile_model, load_runner
 from reblock.engine import Engine, SamplingParams
+from reblock.errors import DoesNotFit, RequestTooLarge
 from reblock.options import CompileOptions
 from reblock.progress import SilentProgress
 
@@ -60,6 +64,7 @@ class Case:
         output = str(directory / "artifact")
         compile_model(str(directory / "model"), output, options, SilentProgress())
         self.runner: TorchRunner = load_runner(open_artifact(output))
+        self._answers: dict[tuple[int, ...], list[int]] = {}
 
     def logits(self, ids: list[int]) -> Tensor:
         """Return what transformers answers after every one of `ids`."""
@@ -69,6 +74,8 @@ class Case:
 
     def greedy(self, prompt: list[int]) -> list[int]:
         """Return what transformers generates."""
+        if (known := self._answers.get(tuple(prompt))) is not None:
+            return known
         output = self.model.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones((1, len(prompt)), dtype=torch.int64),
@@ -78,6 +85,7 @@ class Case:
             pad_token_id=0,
         )
         tokens: list[int] = output[0, len(prompt) :].tolist()
+        self._answers[tuple(prompt)] = tokens
         return tokens
 
 
@@ -161,6 +169,73 @@ def test_greedy_tokens_equal_transformers_though_requests_are_preempted_and_the_
     limits = case.runner.limits
     assert counters.num_preemptions > 0 or limits.block_size == limits.max_seq_len
     assert (counters.num_reused_tokens == 0) == case.runner.limits.has_rings
+
+
+# Some begin alike. A request of the longest, with its answer, fills 9 blocks.
+(STEM,) = random_ids(5, 40)
+PROMPTS = [STEM + rest for rest in random_ids(6, 1, 24, 9)] + random_ids(7, 20, 65, 1)
+MOST_BLOCKS = 30
+ACTIONS = st.one_of(
+    st.tuples(st.just("add"), st.integers(0, len(PROMPTS) - 1), st.integers(1, STEPS)),
+    st.tuples(st.just("step"), st.integers(1, 40)),
+    st.tuples(st.just("resize"), st.integers(1, MOST_BLOCKS)),
+    st.tuples(st.just("abort"), st.integers(0, 20)),
+)
+
+
+class Schedule:
+    """An engine to which requests come, go and are aborted, while its cache is resized."""
+
+    def __init__(self, case: Case, num_blocks: int) -> None:
+        self.engine = Engine(case.runner, eos_token_ids=())
+        self.engine.resize_kvcache(num_blocks)
+        self.requests: list[tuple[int, int, int]] = []  # id, prompt, tokens that are wanted
+        self.tokens: dict[int, list[int]] = {}
+        self.aborted: set[int] = set()
+
+    def add(self, prompt: int, num_new_tokens: int) -> None:
+        params = SamplingParams(max_new_tokens=num_new_tokens)
+        try:
+            request_id = self.engine.add(PROMPTS[prompt], params)
+        except RequestTooLarge:
+            return
+        self.requests.append((request_id, prompt, num_new_tokens))
+        self.tokens[request_id] = []
+
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            for output in self.engine.step():
+                self.tokens[output.request_id].append(output.token_id)
+
+    def resize(self, num_blocks: int) -> None:
+        # Too few for what was accepted: then all is as it was.
+        with suppress(DoesNotFit):
+            self.engine.resize_kvcache(num_blocks)
+
+    def abort(self, index: int) -> None:
+        if index < len(self.requests) and self.engine.abort(self.requests[index][0]):
+            self.aborted.add(self.requests[index][0])
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(num_blocks=st.integers(9, MOST_BLOCKS), actions=st.lists(ACTIONS, min_size=4, max_size=30))
+def test_greedy_tokens_equal_transformers_under_random_schedules(
+    case: Case, num_blocks: int, actions: list[tuple[Any, ...]]
+) -> None:
+    before = case.runner.limits.num_blocks
+    schedule = Schedule(case, num_blocks)
+    try:
+        for name, *arguments in actions:
+            getattr(schedule, name)(*arguments)
+            schedule.engine.check_integrity()
+        while schedule.engine.has_work:
+            schedule.step(1)
+    finally:
+        schedule.engine.resize_kvcache(before)
+    for request_id, prompt, num_new_tokens in schedule.requests:
+        tokens, expected = schedule.tokens[request_id], case.greedy(PROMPTS[prompt])
+        wanted = len(tokens) if request_id in schedule.aborted else num_new_tokens
+        assert tokens == expected[:wanted]
 
 
 def test_a_batch_of_one_answers_as_transformers(tmp_path: Path) -> None:
