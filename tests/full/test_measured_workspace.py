@@ -13,9 +13,12 @@ pytestmark = pytest.mark.full
 MEASURED = {
     "llama, large batch": (715.9, 8.2, 721.1),
     "llama, long chunk": (686.6, 26.1, 716.6),
+    "llama, four decoders": (639.9, 8.1, 645.1),
+    "llama, bfloat16": (400.9, 8.1, 406.0),
     "llama, tiny": (324.5, 8.2, 329.5),
     "gemma2": (498.9, 8.2, 504.1),
     "qwen2": (571.5, 8.2, 576.0),
+    "phi3": (691.8, 8.1, 697.3),
     "mixtral": (627.2, 19.2, 665.8),
     "mixtral, wide": (910.5, 59.9, 932.1),
     "qwen3_moe": (736.4, 18.1, 757.1),

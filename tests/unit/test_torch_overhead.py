@@ -168,6 +168,20 @@ CALIBRATION = {
         runtime=362.6,
         served=(30.1, 30.1),
     ),
+    "llama, four decoders": Seen(
+        model={"num_hidden_layers": 8},
+        shape={"batch": 8, "decoders": (8, 4, 2, 1)},
+        counted=280.5,
+        runtime=359.4,
+        served=(5.2, 5.2),
+    ),
+    "llama, bfloat16": Seen(
+        model={"num_hidden_layers": 2},
+        shape={"batch": 4, "dtype": "bfloat16"},
+        counted=50.5,
+        runtime=350.4,
+        served=(5.1, 5.1),
+    ),
     "llama, tiny": Seen(
         model=TINY,
         shape={"batch": 4},
@@ -188,6 +202,13 @@ CALIBRATION = {
         counted=179.4,
         runtime=392.1,
         served=(4.5, 4.5),
+    ),
+    "phi3": Seen(
+        model=PHI3,
+        shape={"batch": 16, "seq_len": 512},
+        counted=394.0,
+        runtime=297.9,
+        served=(5.4, 5.4),
     ),
     "mixtral": Seen(
         model=MIXTRAL,

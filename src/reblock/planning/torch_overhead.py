@@ -3,7 +3,8 @@
 An artifact says it of itself, as it was measured. Before that it can only be estimated:
 
     Runtime     Python, torch, transformers, the tokenizer and the code of the programs
-    Workspace   the tensors of one layer at its largest step, and what the allocator keeps of them
+    Workspace   the tensors of one layer at its largest step, what the native operators keep for
+                themselves, and the gaps of the allocator's heap
 
 A layer's tensors are counted from shapes. Every other constant here was fitted to compilations with
 torch 2.13.0 for the CPU, transformers 5.24.0 and Python 3.11 on Linux with glibc, by what a process
@@ -60,8 +61,6 @@ _PARTIAL_FLOATS = 16  # besides the values
 # twice that at its end (M_TRIM_THRESHOLD); larger ones it takes from the system, and gives back.
 _HEAP_TENSOR_BYTES = 32 * MIB
 _HEAP_BYTES = 2 * _HEAP_TENSOR_BYTES
-# What experts compute is of three sizes, which leave more.
-_EXPERT_GAPS = 1
 
 _RUNTIME_ERROR_BYTES = 8 * MIB
 _TOKEN_ERROR_BYTES = 80
@@ -211,5 +210,6 @@ def _gap_bytes(widths: _Widths, live: int, num_tokens: int) -> int:
     """Return what the heap keeps between and behind the tensors of a step."""
     gaps = min(live, _HEAP_BYTES) // 2
     if widths.has_experts:
-        gaps += _EXPERT_GAPS * num_tokens * widths.value_bytes * _NUM_INNER * widths.inner
+        # What experts compute is of three sizes, which leave more: about as much as it takes.
+        gaps += num_tokens * widths.value_bytes * _NUM_INNER * widths.inner
     return min(gaps, _HEAP_BYTES)
