@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")
+
 import reblock
 from reblock.backends.torch.host import compiler_march, host_isa
 
