@@ -10,12 +10,18 @@
 
 namespace reblock {
 
+// Rows of a tile at most: where it is the only one, and where there are several. A tile of more than
+// kTileOfSeveral rows takes its two sums one after the other, which pays only where it saves another
+// tile the reading of the weights from memory.
 #if defined(__AVX512F__) && defined(__AVX512BW__)
-constexpr int kTile = 16;  // rows whose sums fit into the registers
+constexpr int kTile = 16;
+constexpr int kTileOfSeveral = 12;
 #elif defined(__AVX2__) || defined(__aarch64__)
 constexpr int kTile = 6;
+constexpr int kTileOfSeveral = 6;
 #else
 constexpr int kTile = 3;
+constexpr int kTileOfSeveral = 3;
 #endif
 constexpr int kDepth = 256;  // inputs taken at once: a tile of x and a panel stay in the L1 cache
 constexpr int64_t kBlockFloats = 128 * 1024;  // of x, which stays in the L2 cache
@@ -27,7 +33,9 @@ struct LinearShape {
   int64_t inputs;  // of a packed row: words times what a word holds
   int64_t outputs;
   int64_t panels() const { return (outputs + kPanel - 1) / kPanel; }
-  int64_t tiles() const { return (rows + kTile - 1) / kTile; }
+  int64_t tiles() const {
+    return rows <= kTile ? 1 : (rows + kTileOfSeveral - 1) / kTileOfSeveral;
+  }
   // Rows in a tile: as even as can be, so that the last one wastes little.
   int64_t tile_rows() const { return (rows + tiles() - 1) / tiles(); }
 };
@@ -57,20 +65,20 @@ void pack_rows(const X* x, int64_t given, const LinearShape& shape, float* packe
 template <class W>
 using AddTile = void (*)(const float* x, const W* w, int64_t num_words, float* sums);
 
-template <class W, int kRows>
+template <class W, int kRows, int kAhead>
 void add_tile(const float* x, const W* w, int64_t num_words, float* sums) {
   Vec out[kRows][kVectors];
   std::memcpy(&out, sums, sizeof out);
-  multiply<kRows, 2, kAheadBytes>(x, kRows, 1, w, num_words, out);
+  multiply<kRows, 2, kAhead>(x, kRows, 1, w, num_words, out);
   std::memcpy(sums, &out, sizeof out);
 }
 
-template <class W, int kRows = kTile>
+template <class W, int kAhead, int kRows = kTile>
 AddTile<W> add_tile_of(int64_t rows) {
   if constexpr (kRows > 1)
-    return rows == kRows ? add_tile<W, kRows> : add_tile_of<W, kRows - 1>(rows);
+    return rows == kRows ? add_tile<W, kRows, kAhead> : add_tile_of<W, kAhead, kRows - 1>(rows);
   else
-    return add_tile<W, 1>;
+    return add_tile<W, 1, kAhead>;
 }
 
 template <class W>
@@ -100,8 +108,9 @@ struct Linear {
   // Adds the product of inputs [first, last) to the sums [tiles][tile rows][16] of one panel.
   void accumulate(int64_t panel, int64_t first, int64_t last, float* sums) const {
     int64_t inputs = shape.inputs, tiles = shape.tiles(), height = shape.tile_rows();
-    AddTile<W> add = add_tile_of<W>(height);
-    AddTile<float> add_wide = add_tile_of<float>(height);
+    // Several tiles find the weights in the cache, where what comes later would only take room.
+    AddTile<W> add = tiles > 1 ? add_tile_of<W, 0>(height) : add_tile_of<W, kAheadBytes>(height);
+    AddTile<float> add_wide = add_tile_of<float, 0>(height);
     alignas(64) float room[sizeof(W) < 4 ? kDepth * kPanel : 1];
     for (int64_t k = first; k < last; k += kDepth) {
       int64_t depth = last - k < kDepth ? last - k : kDepth;
