@@ -7,8 +7,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from peers.serving import MAX_BATCH, Request, Served, serve_steps
 from reblock.artifact.reader import open_artifact
 from reblock.backends.torch import load_runner
@@ -17,6 +15,8 @@ from reblock.engine import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import torch
 
 __all__ = ["Engine"]
 
@@ -111,6 +111,8 @@ class Engine:
 
         What the blocks hold is of no matter to the time, so nothing was read into them before.
         """
+        import torch  # not before reblock, which says how its threads wait
+
         limits = self._runner.limits
         width = limits.num_blocks_for(context)
         blocks = torch.randperm(limits.num_blocks, generator=torch.Generator().manual_seed(0))

@@ -125,6 +125,7 @@ class LoadedProgram:
             )
             for layer in graph["layers"]
         ]
+        self._shared = {layer.shared for layer in self._layers}
 
     def run(self, inputs: ProgramInputs) -> Tensor:
         """Store keys and values for the given tokens; return logits [B, vocabulary], float32."""
@@ -133,11 +134,16 @@ class LoadedProgram:
         positions = inputs.start[:, None] + offsets
         hidden, *shared = self._prologue([inputs.input_ids, positions, *self._prologue_weights])
         place = [inputs.start, inputs.num_tokens, inputs.num_rows]
+        # Little is left to do between two layers: the weights have just driven everything that
+        # Python needs for it out of the processor's caches.
+        own = {indices: [shared[index] for index in indices] for indices in self._shared}
+        cache_of = self._caches.__getitem__
         for layer in self._layers:
             where = inputs.slots if layer.is_sliding else inputs.block_tables
-            own = [shared[index] for index in layer.shared]
-            caches = [self._caches[name] for name in layer.caches]
-            (hidden,) = layer.run([hidden, *place, where, *caches, *own, *layer.weights])
+            caches = map(cache_of, layer.caches)
+            (hidden,) = layer.run(
+                [hidden, *place, where, *caches, *own[layer.shared], *layer.weights]
+            )
         (logits,) = self._epilogue([hidden, inputs.num_tokens, *self._epilogue_weights])
         return logits
 
