@@ -217,8 +217,8 @@ class Schedule:
             self.aborted.add(self.requests[index][0])
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
-@given(num_blocks=st.integers(9, MOST_BLOCKS), actions=st.lists(ACTIONS, min_size=4, max_size=30))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(num_blocks=st.integers(9, MOST_BLOCKS), actions=st.lists(ACTIONS, min_size=4, max_size=24))
 def test_greedy_tokens_equal_transformers_under_random_schedules(
     case: Case, num_blocks: int, actions: list[tuple[Any, ...]]
 ) -> None:
