@@ -31,6 +31,8 @@ class Worker:
     def __init__(self, info: EngineInfo, python: str, log: Path, threads: int) -> None:
         self._log = log
         environment = {
+            # Nobody else is at work here, so threads may spin while they wait for each other.
+            "OMP_WAIT_POLICY": "active",
             **os.environ,
             "HF_HUB_OFFLINE": "1",
             "TQDM_DISABLE": "1",
