@@ -179,6 +179,7 @@ class IdleRunner:
             max_batch=STEP_ROWS,
             decoder_batch_sizes=(STEP_ROWS,),
             prefill_chunk_size=512,
+            vocab_size=vocab_size,
             eos_token_ids=(),
             has_rings=False,
         )

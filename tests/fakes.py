@@ -31,6 +31,7 @@ def make_limits(**changes: Any) -> EngineLimits:
         "max_batch": 2,
         "decoder_batch_sizes": None,
         "prefill_chunk_size": 3,
+        "vocab_size": VOCAB_SIZE,
         "eos_token_ids": (),
         "has_rings": False,
     }

@@ -102,6 +102,7 @@ def trace_requests(vocabulary: int, num_requests: int) -> list[Request]:
         max_batch=MAX_BATCH,
         decoder_batch_sizes=(MAX_BATCH,),
         prefill_chunk_size=LONG_PROMPT,
+        vocab_size=vocabulary,
         eos_token_ids=(),
         has_rings=False,
     )

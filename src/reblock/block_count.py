@@ -3,7 +3,7 @@
 Imports next to nothing, so that the command that only reads the count can start fast.
 """
 
-from reblock.errors import InvalidBlockCount
+from reblock.errors import InvalidBlockCount, shown
 
 __all__ = ["MAX_NUM_BLOCKS", "parse_block_count"]
 
@@ -27,6 +27,6 @@ def parse_block_count(value: object) -> int:
     if isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= MAX_NUM_BLOCKS:
         return count
     raise InvalidBlockCount(
-        f"kvcache_num_blocks={value!r} must be a whole number from 1 to {MAX_NUM_BLOCKS:,}",
+        f"kvcache_num_blocks={shown(value)} must be a whole number from 1 to {MAX_NUM_BLOCKS:,}",
         num_blocks=value,
     )

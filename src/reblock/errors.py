@@ -21,6 +21,7 @@
     |   |-- ArtifactMismatch               files of one artifact contradict each other
     |   |-- HostMismatch                   compiled for another processor or another torch
     |   `-- NotResizable (ValueError)      no cache in it can change its size
+    |-- InvalidLogits (RuntimeError)    4, no token can be chosen from what the programs computed
     |-- UnsupportedModel                1, a model that cannot be compiled
     |-- MissingDependency               1, a package that the command needs is not installed
     |-- CompilerTooOld (RuntimeError)   1, the installed compiler lacks a method
@@ -59,6 +60,19 @@ def _rebuild(
     error = cls.__new__(cls, *args)
     error.__dict__.update(state)
     return error
+
+
+def shown(value: object) -> str:
+    """Return `repr(value)` for a message, cut off where it is long.
+
+    >>> shown(10**5000)
+    'a value of very many digits'
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # what Python raises for more than 4,300 digits
+        return "a value of very many digits"
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 class UsageError(ReblockError, ValueError):
@@ -225,6 +239,12 @@ class HostMismatch(BadArtifact):
 
 class NotResizable(BadArtifact, ValueError):
     """No cache of the artifact can change its size."""
+
+
+class InvalidLogits(ReblockError, RuntimeError):
+    """Logits that no token can be chosen from, as they are not a number or infinite."""
+
+    exit_code = 4
 
 
 class UnsupportedModel(ReblockError):

@@ -13,12 +13,12 @@ import pytest
 from commands import assert_refused, reblock_here
 
 import reblock
-from artifacts import make_artifact
-from fakes import VOCAB_SIZE, FakeRunner, FakeSampler, make_limits
+from fakes import FakeRunner, FakeSampler, make_limits
 from reblock.backends import loading
 from reblock.bench.trace import read_trace
 from reblock.cli import bench
 from reblock.engine.engine import Engine
+from reblock.errors import InvalidLogits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,9 +31,9 @@ class FakeModel:
         self.runner = FakeRunner(make_limits(max_seq_len=64, num_blocks=24, max_batch=4))
         self.loaded: list[tuple[str, int | None]] = []
 
-    def load(self, directory: str, num_threads: int | None) -> tuple[Engine, int]:
+    def load(self, directory: str, num_threads: int | None) -> Engine:
         self.loaded.append((directory, num_threads))
-        return Engine(self.runner, sampler=FakeSampler()), VOCAB_SIZE
+        return Engine(self.runner, sampler=FakeSampler())
 
 
 @pytest.fixture
@@ -205,26 +205,20 @@ def test_a_bad_artifact_is_refused_before_torch_is_imported(
     assert_refused(reblock_here("bench", tmp_path), 4, str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("config", "fault"),
-    [
-        (None, "config.json: is missing"),
-        (
-            {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1},
-            "config.json: does not say how many tokens there are (vocab_size)",
-        ),
-    ],
-)
-def test_an_artifact_that_does_not_say_what_tokens_there_are_is_refused_before_torch_is_imported(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: dict[str, int] | None, fault: str
+def test_logits_that_are_no_numbers_are_an_error_in_one_line(
+    model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "find_spec", lambda package: package)
-    monkeypatch.setitem(sys.modules, "reblock.backends.torch", None)
-    directory = make_artifact(tmp_path / "a")
-    (directory / "config.json").unlink()
-    if config is not None:
-        (directory / "config.json").write_text(json.dumps(config))
-    assert_refused(reblock_here("bench", directory), 4, fault)
+    def refuse(*_arguments: object) -> None:
+        raise InvalidLogits("the programs computed logits that are infinite")
+
+    monkeypatch.setattr(FakeSampler, "choose", refuse)
+    assert_refused(reblock_here("bench", "dir"), 4, "logits that are infinite")
+
+
+def test_blocks_of_answers_of_one_token_were_used(model: FakeModel) -> None:
+    report = report_of("--requests=1", "--prompt-tokens=9", "--new-tokens=1")
+    assert report["most_used_blocks"] == 3
+    assert report["counters"]["num_used_blocks"] == 0
 
 
 def test_help_names_every_option() -> None:

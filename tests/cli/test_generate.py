@@ -17,7 +17,9 @@ from fakes import (
 from reblock.backends import loading
 from reblock.cli import generate
 from reblock.cli.main import main
+from reblock.engine.detokenizer import Detokenizer
 from reblock.engine.engine import Engine
+from reblock.errors import CorruptArtifact, InvalidLogits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -303,6 +305,42 @@ def test_a_request_that_never_fits_exits_with_3_before_any_token(
     assert model.runner.calls == []
 
 
+def test_a_tokenizer_with_tokens_that_the_model_does_not_know_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = install(monkeypatch, FakeModel(vocab_size=ord("b")))
+    assert main(["generate", "dir", "--prompt=aa", "--prompt=ab", "--raw"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("reblock: error: the prompt has the token id 98, but the model knows ")
+    assert err.count("\n") == 1
+    assert model.runner.calls == []
+
+
+def test_logits_that_are_no_numbers_are_an_error_in_one_line(
+    model: FakeModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise InvalidLogits("the programs computed logits that are not a number (NaN)")
+
+    monkeypatch.setattr(FakeSampler, "choose", refuse)
+    assert main(["generate", "dir", "--prompt=a"]) == 4
+    message = "reblock: error: the programs computed logits that are not a number (NaN)\n"
+    assert capsys.readouterr().err == message
+
+
+def test_a_tokenizer_that_fails_on_an_answer_is_an_error_in_one_line(
+    model: FakeModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_arguments: object) -> str:
+        raise CorruptArtifact("its tokenizer fails on an answer", path="dir")
+
+    monkeypatch.setattr(Detokenizer, "add", refuse)
+    assert main(["generate", "dir", "--prompt=a", "--json"]) == 4
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "reblock: error: dir: its tokenizer fails on an answer\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -312,7 +350,7 @@ def test_a_request_that_never_fits_exits_with_3_before_any_token(
         (["--prompt=a", "--max-new-tokens=0"], "max_new_tokens must be"),
         (["--prompt=a", "--temperature=nan"], "temperature must be"),
         (["--prompt=a", "--top-p=2"], "top_p must be"),
-        (["--prompt=a", "--stop="], "stop must be"),
+        (["--prompt=a", "--stop=x", "--stop="], "--stop is empty"),
         (["--prompt=a", "--n=0"], "--n must be from 1 to 1,024, not 0"),
         (["--prompt=a", "--n=1025"], "--n must be from 1 to 1,024, not 1025"),
         (["--prompt=a", "--logprobs=2"], "--logprobs are printed with --json only"),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from installed import reblock, refused, snapshot
 
+from reblock.artifact.checksum import program_digest
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.full
@@ -21,6 +25,23 @@ def pretend(artifact: Path, **changes: Any) -> None:
     config = json.loads(path.read_text(encoding="utf-8"))
     config["reblock"] |= changes
     path.write_text(json.dumps(config), encoding="utf-8")
+
+
+def describe_again(artifact: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Let the graph of every program be another, and be the one that was compiled."""
+    digests = {}
+    for path in sorted(artifact.glob("*.rbln")):
+        with zipfile.ZipFile(path) as archive:
+            entries = [(info, archive.read(info)) for info in archive.infolist()]
+        with zipfile.ZipFile(path, "w") as archive:
+            for info, content in entries:
+                if info.filename.endswith("/extra/reblock.json"):
+                    description = json.loads(content)
+                    change(description["graph"])
+                    content = json.dumps(description).encode()
+                archive.writestr(info, content)
+        digests[path.stem] = {"sha256": program_digest(str(path))}
+    pretend(artifact, programs=digests)
 
 
 def cut(path: Path, num_bytes: int) -> None:
@@ -45,6 +66,28 @@ def test_another_torch_is_refused_and_named(artifact: Path) -> None:
 def test_a_higher_instruction_set_is_refused_and_named(artifact: Path) -> None:
     pretend(artifact, isa="x86-64-v9")
     refused(answer(artifact), 4, artifact, "x86-64-v9")
+
+
+def test_programs_that_do_not_say_how_many_tokens_they_know_are_refused(artifact: Path) -> None:
+    describe_again(artifact, lambda graph: graph.pop("vocab_size"))
+    refused(answer(artifact), 4, "compile the model again")
+
+
+def test_a_number_of_tokens_that_is_none_is_damage(artifact: Path) -> None:
+    describe_again(artifact, lambda graph: graph.update(vocab_size=0))
+    refused(answer(artifact), 4, "its description of the compiled graph cannot be read")
+
+
+def test_programs_that_know_different_tokens_are_refused(artifact: Path) -> None:
+    describe_again(artifact, lambda graph: graph.update(vocab_size=300 + graph["batch"]))
+    refused(answer(artifact), 4, artifact, "know different numbers of tokens, [301, 304]")
+
+
+def test_a_token_beyond_the_table_of_embeddings_is_refused_before_anything_runs(
+    artifact: Path,
+) -> None:
+    describe_again(artifact, lambda graph: graph.update(vocab_size=10))
+    refused(answer(artifact), 2, "but the model knows those from 0 to 9")
 
 
 def test_truncated_weights_are_refused(artifact: Path) -> None:

@@ -75,7 +75,7 @@ class Bench:
         self.engine = Engine(self.runner, sampler=FakeSampler())
 
     def run(self, *requests: tuple[float, int, int], **changes: Any) -> BenchReport:
-        arguments: dict[str, Any] = {"clock": self.clock, "vocabulary": VOCAB_SIZE, "seed": 1}
+        arguments: dict[str, Any] = {"clock": self.clock, "seed": 1}
         return replay(self.engine, trace_of(*requests), **{**arguments, **changes})
 
 
@@ -100,7 +100,7 @@ def test_two_requests_at_once_wait_for_each_other_as_they_do_in_the_engine() -> 
     assert [seconds(times.token_ns) for times in report.requests] == [[10, 11, 22], [21, 22]]
     assert report.requests[0].gaps_ns == [1 * S, 11 * S]
     assert report.most_running == 2
-    assert report.most_used_blocks == 2
+    assert report.counters.most_used_blocks == 3  # in the last step, with which both end
     counters = report.counters
     assert (counters.num_prefilled_tokens, counters.num_decoded_tokens) == (6, 3)
     assert (counters.num_free_blocks, counters.num_used_blocks) == (6, 0)
@@ -109,6 +109,11 @@ def test_two_requests_at_once_wait_for_each_other_as_they_do_in_the_engine() -> 
 def test_a_request_that_ends_with_its_first_token_ran_beside_the_others() -> None:
     assert Bench().run((0.0, 3, 1)).most_running == 1
     assert Bench().run((0.0, 3, 3), (0.0, 3, 1)).most_running == 2
+
+
+def test_blocks_of_requests_that_end_with_their_first_token_were_used() -> None:
+    assert Bench().run((0.0, 3, 1), (0.0, 3, 1)).counters.most_used_blocks == 1
+    assert Bench(prefill_chunk_size=9).run((0.0, 9, 1)).counters.most_used_blocks == 3
 
 
 def test_what_arrives_within_a_step_waits_from_its_arrival_on() -> None:
@@ -185,8 +190,8 @@ def test_prompts_are_the_same_for_a_seed_whatever_else_is_served() -> None:
 
 
 def test_prompts_are_of_all_tokens_of_the_vocabulary_and_no_others() -> None:
-    bench = Bench(prefill_chunk_size=16)
-    bench.run(*[(0.0, 15, 1)] * 20, vocabulary=5)
+    bench = Bench(prefill_chunk_size=16, vocab_size=5)
+    bench.run(*[(0.0, 15, 1)] * 20)
     assert {token for chunk in bench.runner.first_chunks for token in chunk} == set(range(5))
 
 
@@ -196,7 +201,7 @@ def test_preemptions_are_served_to_the_end_and_counted() -> None:
     report = bench.run((0.0, 3, 13), (0.0, 3, 13))
     assert report.counters.num_preemptions > 0
     assert [len(times.token_ns) for times in report.requests] == [13, 13]
-    assert report.most_used_blocks == 5
+    assert report.counters.most_used_blocks == 5
     assert report.counters.num_prefilled_tokens + report.counters.num_reused_tokens > 6
 
 

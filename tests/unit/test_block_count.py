@@ -36,6 +36,7 @@ def test_parse_block_count_reads_whole_numbers(value: object, count: int) -> Non
         str(MAX_NUM_BLOCKS + 1),
         "9" * 64,
         "9" * 5000,
+        pytest.param(10**5000, id="huge"),
     ],
 )
 def test_parse_block_count_refuses_everything_else(value: object) -> None:

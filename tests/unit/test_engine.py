@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -225,7 +225,7 @@ def test_generate_frees_everything_when_the_runner_fails() -> None:
 def test_generate_refuses_to_mix_with_other_requests() -> None:
     engine = make_engine()
     engine.add([1], params_of(1))
-    with pytest.raises(RuntimeError, match="idle engine"):
+    with pytest.raises(UsageError, match="needs an idle engine"):
         engine.generate([[1]], params_of(1))
 
 
@@ -306,6 +306,86 @@ def test_what_might_become_a_stop_string_is_shown_when_the_answer_ends_without_i
     assert (outputs[-1].finish_reason, outputs[-1].matched_stop) == ("length", None)
 
 
+class FailingDetokenizer:
+    """Turns tokens into stars, until it has had so many."""
+
+    def __init__(self, num_good: int) -> None:
+        self.num_good = num_good
+
+    def add(self, token_id: int) -> str:
+        self.num_good -= 1
+        if self.num_good < 0:
+            raise OSError("no such token")
+        return "*"
+
+    def flush(self) -> str:
+        if self.num_good < 1:
+            raise OSError("nothing is held")
+        return ""
+
+
+def failing_after(num_good: int) -> Detokenizer:
+    return cast("Detokenizer", FailingDetokenizer(num_good))
+
+
+@pytest.mark.parametrize("num_good", [0, 1, 2, 3])
+def test_a_detokenizer_that_raises_ends_its_own_request_and_costs_no_other_a_token(
+    num_good: int,
+) -> None:
+    engine = make_engine(max_batch=4)
+    prompts = [[5, 6, 7], [8, 9], [1, 2]]
+    first = engine.add(prompts[0], params_of(6))
+    failing = engine.add(prompts[1], params_of(6), detokenizer=failing_after(num_good))
+    last = engine.add(prompts[2], params_of(6), detokenizer=byte_detokenizer())
+    outputs: dict[int, list[TokenOutput]] = defaultdict(list)
+    while engine.has_work:
+        for output in engine.step():
+            outputs[output.request_id].append(output)
+        engine.check_integrity()
+        check_contents(engine)
+    answers = {key: [output.token_id for output in found] for key, found in outputs.items()}
+    assert answers[first] == continue_alone(prompts[0], 6)
+    assert answers[last] == continue_alone(prompts[2], 6)
+    assert answers[failing] == continue_alone(prompts[1], num_good + 1)
+    *before, end = outputs[failing]
+    assert [(output.text, output.error) for output in before] == [("*", None)] * num_good
+    assert (end.text, end.finish_reason) == ("", "error")
+    assert isinstance(end.error, OSError)
+    assert engine.num_free_blocks == engine.limits.num_blocks
+
+
+def test_a_detokenizer_that_raises_at_the_very_end_is_told_too() -> None:
+    engine = make_engine()
+    request_id = engine.add([1, 2], params_of(3), detokenizer=failing_after(3))
+    *_, end = answers_of(engine)[request_id]
+    assert (end.finish_reason, str(end.error)) == ("error", "nothing is held")
+    engine.check_integrity()
+
+
+class InterruptingDetokenizer(FailingDetokenizer):
+    def add(self, token_id: int) -> str:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_step_leaves_no_request_with_more_tokens_than_it_asked_for() -> None:
+    engine = make_engine()
+    detokenizer = cast("Detokenizer", InterruptingDetokenizer(0))
+    engine.add([1, 2], params_of(2), detokenizer=detokenizer)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert not engine.has_work
+    engine.check_integrity()
+
+
+def test_blocks_are_counted_before_the_requests_that_end_return_them() -> None:
+    engine = make_engine(prefill_chunk_size=9)
+    engine.generate([[1] * 9], params_of(1))
+    counters = engine.counters()
+    assert (counters.most_used_blocks, counters.num_used_blocks) == (3, 0)
+
+
 def test_stop_strings_without_a_detokenizer_are_refused() -> None:
     engine = make_engine()
     with pytest.raises(UsageError, match="need a detokenizer"):
@@ -354,11 +434,52 @@ def test_several_answers_to_each_prompt_are_returned_prompt_by_prompt() -> None:
     assert len({tuple(completion.token_ids) for completion in completions}) == 4
 
 
-def test_no_answer_at_all_cannot_be_asked_for() -> None:
+@pytest.mark.parametrize(
+    "num_answers", [0, -1, 1.5, "2", None, True, pytest.param(-(10**5000), id="-huge")]
+)
+def test_a_number_of_answers_that_is_none_is_refused(num_answers: Any) -> None:
+    engine = make_engine()
     with pytest.raises(UsageError, match="at least one answer"):
-        make_engine().add_several([1], params_of(1), 0)
+        engine.add_several([1], params_of(1), num_answers)
     with pytest.raises(UsageError, match="at least one answer"):
-        make_engine().generate([[1]], params_of(1), num_answers=0)
+        engine.generate([[1]], params_of(1), num_answers=num_answers)
+    assert not engine.has_work
+
+
+def test_of_several_answers_none_is_queued_where_a_detokenizer_cannot_be_made() -> None:
+    engine = make_engine()
+    made: list[Detokenizer] = []
+
+    def make() -> Detokenizer:
+        if made:
+            raise OSError("no second one")
+        made.append(byte_detokenizer())
+        return made[0]
+
+    with pytest.raises(OSError, match="no second one"):
+        engine.add_several([1], params_of(1), 3, make_detokenizer=make)
+    assert not engine.has_work
+    engine.check_integrity()
+
+
+def test_a_prompt_that_can_be_read_only_once_has_several_answers() -> None:
+    engine = make_engine()
+    ids = engine.add_several(iter([1, 2]), params_of(3), 2)
+    assert run_to_end(engine)[0] == dict.fromkeys(ids, continue_alone([1, 2], 3))
+
+
+@pytest.mark.parametrize("prompt_ids", [[1, 256], [-1], ["1"], None])
+def test_what_the_model_cannot_read_is_refused_and_the_others_are_served(prompt_ids: Any) -> None:
+    engine = make_engine()
+    request_id = engine.add([1, 255, 0], params_of(3))
+    for refuse in (
+        lambda: engine.add(prompt_ids, params_of(3)),
+        lambda: engine.add_several(prompt_ids, params_of(3), 2),
+        lambda: make_engine().generate([[1], prompt_ids], params_of(3)),
+    ):
+        with pytest.raises(UsageError, match="token id"):
+            refuse()
+    assert run_to_end(engine)[0] == {request_id: continue_alone([1, 255, 0], 3)}
 
 
 def test_several_answers_that_do_not_fit_are_refused_together() -> None:

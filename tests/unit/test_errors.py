@@ -72,6 +72,7 @@ def test_every_error_stands_in_the_tree_of_the_module(cls: type[ReblockError]) -
 @pytest.mark.parametrize("cls", CLASSES)
 def test_exit_code_follows_the_family(cls: type[ReblockError]) -> None:
     families = {errors.UsageError: 2, errors.DoesNotFit: 3, errors.BadArtifact: 4}
+    families[errors.InvalidLogits] = 4
     expected = next((code for family, code in families.items() if issubclass(cls, family)), 1)
     assert cls.exit_code == expected
 
@@ -83,6 +84,7 @@ def test_exit_code_follows_the_family(cls: type[ReblockError]) -> None:
         (errors.DoesNotFit, ValueError),
         (errors.NotResizable, ValueError),
         (errors.CompilerTooOld, RuntimeError),
+        (errors.InvalidLogits, RuntimeError),
     ],
 )
 def test_error_is_also_the_builtin_that_callers_expect(

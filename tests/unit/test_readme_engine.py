@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,8 +14,11 @@ import reblock.engine.engine
 import reblock.engine.text
 from fakes import ByteTokenizer, FakeRunner, FakeSampler, continue_alone, make_limits
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 README = Path(__file__).resolve().parents[2] / "README.md"
-PROMPT = list(b"<Why is the sky blue?>")
+BLOCK_TOKENS = 128
 
 
 def example() -> str:
@@ -30,9 +33,22 @@ def example() -> str:
     return code
 
 
+class Runner(FakeRunner):
+    """Of the sizes of the README's artifact. It remembers when it was resized."""
+
+    def __init__(self) -> None:
+        sizes = {"block_size": BLOCK_TOKENS, "max_seq_len": 2048, "prefill_chunk_size": 128}
+        super().__init__(make_limits(max_batch=4, num_blocks=64, **sizes))
+        self.resized_after: list[int] = []
+
+    def resize(self, num_blocks: int, moves: Sequence[tuple[int, int]]) -> None:
+        self.resized_after.append(len(self.calls))
+        super().resize(num_blocks, moves)
+
+
 @pytest.fixture
-def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
-    fake = FakeRunner(make_limits(max_batch=4, num_blocks=64, max_seq_len=96, prefill_chunk_size=8))
+def runner(monkeypatch: pytest.MonkeyPatch) -> Runner:
+    fake = Runner()
     backend = SimpleNamespace(load_runner=lambda artifact: fake)
     monkeypatch.setitem(sys.modules, "reblock.backends.torch", backend)  # type: ignore[arg-type]
     monkeypatch.setattr(reblock.artifact.reader, "open_artifact", lambda directory: directory)
@@ -42,12 +58,15 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
 
 
 def test_the_example_of_the_engine_does_what_its_comments_say(
-    runner: FakeRunner, capsys: pytest.CaptureFixture[str]
+    runner: Runner, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names: dict[str, Any] = {}
     exec(example(), names)  # noqa: S102  our own README
     out = capsys.readouterr().out
-    streamed = bytes(continue_alone(PROMPT, 48)).decode("utf-8", "replace")
+    prompt = names["prompt"]
+    num_shared = (len(prompt) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    assert num_shared > 0
+    streamed = bytes(continue_alone(prompt, 48)).decode("utf-8", "replace")
     lines = [line for line in out.splitlines() if ": length, last token LogProbs(" in line]
     assert [line.partition(":")[0] for line in lines] == ["1", "2", "3"]
     for line in lines:
@@ -55,7 +74,9 @@ def test_the_example_of_the_engine_does_what_its_comments_say(
     assert out.startswith(streamed)
     engine, first, second = names["engine"], names["first"], names["second"]
     assert out[len(streamed) :].strip().startswith(str(first.token_ids))
-    assert engine.counters().num_reused_tokens > 3 * len(PROMPT) // 2
+    # three that run beside the first, and two that find its blocks cached
+    assert engine.counters().num_reused_tokens == 5 * num_shared
     assert engine.limits.num_blocks == runner.limits.num_blocks == 48
+    assert runner.resized_after == [1]  # the first request was being read, the others waited
     assert first.token_ids != second.token_ids
     assert [len(one.top) for one in first.logprobs] == [3] * 32

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from reblock.engine.request import SamplingParams, Sequence
+from reblock.engine.request import SamplingParams, Sequence, parse_token_ids
 from reblock.errors import InvalidOption, UsageError
 
 
@@ -13,6 +13,8 @@ from reblock.errors import InvalidOption, UsageError
     ("name", "value"),
     [
         ("max_new_tokens", 1),
+        ("max_new_tokens", 2**31 - 1),
+        ("ignore_eos", True),
         ("temperature", 0),
         ("temperature", 1e-5),
         ("temperature", 2),
@@ -44,6 +46,7 @@ def test_values_in_range_are_accepted(name: str, value: Any) -> None:
         ("max_new_tokens", True),
         ("max_new_tokens", 1.0),
         ("max_new_tokens", None),
+        ("max_new_tokens", 2**31),
         ("temperature", -0.1),
         ("temperature", 1e-6),
         ("temperature", math.nan),
@@ -70,13 +73,91 @@ def test_values_in_range_are_accepted(name: str, value: Any) -> None:
         ("logprobs", -1),
         ("logprobs", 21),
         ("logprobs", True),
+        ("ignore_eos", "no"),
+        ("ignore_eos", 1),
+        ("ignore_eos", None),
     ],
 )
 def test_values_out_of_range_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidOption, match=name) as caught:
         SamplingParams(**{"max_new_tokens": 5, name: value})
     assert caught.value.option == name
-    assert repr(value) in str(caught.value)
+    assert str(caught.value).endswith(f"not {value!r}")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [10**400, -(10**400), pytest.param(10**5000, id="huge"), pytest.param(-(10**5000), id="-huge")],
+)
+@pytest.mark.parametrize(
+    "name",
+    ["max_new_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "seed", "logprobs"],
+)
+def test_numbers_of_hundreds_of_digits_are_refused_in_a_short_message(
+    name: str, value: int
+) -> None:
+    with pytest.raises(InvalidOption, match=f"{name} must be") as caught:
+        SamplingParams(**{"max_new_tokens": 5, name: value})
+    assert len(str(caught.value)) < 160
+
+
+def test_a_stop_string_that_is_no_text_is_refused_though_it_cannot_be_printed() -> None:
+    stop: Any = (10**5000,)
+    with pytest.raises(InvalidOption, match="stop must be"):
+        SamplingParams(max_new_tokens=1, stop=stop)
+
+
+class Whole:
+    """A whole number of another kind, as those of arrays and tensors are."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __index__(self) -> int:
+        return self.value
+
+
+class Array:
+    """Hands out whole numbers of its own kind one by one, and plain ones all at once."""
+
+    def tolist(self) -> list[int]:
+        return [3, 0, 9]
+
+
+@pytest.mark.parametrize(
+    "prompt_ids", [[3, 0, 9], (3, 0, 9), iter([3, 0, 9]), list(map(Whole, (3, 0, 9))), Array()]
+)
+def test_token_ids_of_any_kind_become_plain_numbers(prompt_ids: Any) -> None:
+    token_ids = parse_token_ids(prompt_ids, 10)
+    assert token_ids == [3, 0, 9]
+    assert {type(token_id) for token_id in token_ids} == {int}
+
+
+@pytest.mark.parametrize("token_id", [10, -1, 2**63, -(2**63), pytest.param(10**5000, id="huge")])
+def test_a_token_that_the_model_does_not_know_is_refused(token_id: int) -> None:
+    with pytest.raises(UsageError, match="the model knows those from 0 to 9;") as caught:
+        parse_token_ids([1, token_id, 2], 10)
+    assert len(str(caught.value)) < 240
+
+
+@pytest.mark.parametrize(
+    ("prompt_ids", "named"),
+    [
+        (None, "None"),
+        (5, "5"),
+        ("abc", "'a'"),
+        ([1, "7"], "'7'"),
+        ([1.0], "1.0"),
+        ([math.nan], "nan"),
+        ([None], "None"),
+        ([True], "True"),
+        ([[1]], "[1]"),
+    ],
+)
+def test_what_is_no_token_id_is_refused_by_name(prompt_ids: Any, named: str) -> None:
+    with pytest.raises(UsageError, match="token ids") as caught:
+        parse_token_ids(prompt_ids, 10)
+    assert str(caught.value).endswith(f"not {named}")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import reblock.engine.sampler as sampler_module  # noqa: E402
 from fakes import FakeRunner, make_limits  # noqa: E402
 from reblock.engine import Engine, SamplingParams  # noqa: E402
 from reblock.engine.sampler import SamplerState, TorchSampler  # noqa: E402
+from reblock.errors import InvalidLogits  # noqa: E402
 
 pytestmark = pytest.mark.full
 
@@ -114,7 +115,7 @@ def test_logits_are_left_as_they_were() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_a_number_raise_instead_of_giving_a_token(temperature: float) -> None:
-    with pytest.raises(RuntimeError, match="not a number"):
+    with pytest.raises(InvalidLogits, match="not a number"):
         sampler(temperature=temperature)(torch.tensor([0.1, math.nan, 0.3]), [0])
 
 
@@ -173,7 +174,7 @@ def test_without_being_asked_for_there_are_no_log_probabilities() -> None:
 def test_a_call_with_a_row_that_is_not_a_number_draws_for_no_row() -> None:
     states = states_of({"temperature": 1.5, "seed": 4}, {})
     bad = torch.stack([LOGITS, torch.full((4,), math.nan)])
-    with pytest.raises(RuntimeError, match="not a number"):
+    with pytest.raises(InvalidLogits, match="not a number"):
         SAMPLER.choose(bad, states, [[0], [0]])
     undisturbed = sampler(temperature=1.5, seed=4)
     for _ in range(20):
@@ -237,7 +238,7 @@ def test_a_single_nan_anywhere_in_a_batch_is_refused(column: int, temperature: f
     logits = torch.randn((3, 1000), generator=torch.Generator().manual_seed(0))
     logits[1, column] = math.nan
     states = states_of(*[{"temperature": temperature}] * 3)
-    with pytest.raises(RuntimeError, match="not a number"):
+    with pytest.raises(InvalidLogits, match="not a number"):
         SAMPLER.choose(logits, states, [[0]] * 3)
 
 
@@ -248,7 +249,7 @@ def test_a_row_that_is_infinite_is_refused_before_any_row_draws(
 ) -> None:
     states = states_of({"temperature": 1.5, "seed": 4}, {"temperature": temperature})
     bad = torch.stack([LOGITS, torch.full((4,), value)])
-    with pytest.raises(RuntimeError, match="infinite"):
+    with pytest.raises(InvalidLogits, match="infinite"):
         SAMPLER.choose(bad, states, [[0], [0]])
     undisturbed = sampler(temperature=1.5, seed=4)
     assert [SAMPLER.choose([LOGITS], states[:1], [[0]])[0].token_id for _ in range(20)] == [

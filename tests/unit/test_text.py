@@ -129,6 +129,21 @@ def test_a_chat_template_that_fails_is_a_fault_of_the_artifact(chat_template: st
     assert len(tokenizer.encode("Hi", raw=True)) == 2
 
 
+def test_a_tokenizer_that_fails_on_an_answer_is_a_fault_of_the_artifact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hugging_face = make_tokenizer("byte_level")
+    detokenizer = wrap(hugging_face).detokenizer([])
+
+    def refuse(*_arguments: object, **_keywords: object) -> str:
+        raise OverflowError("no such token")
+
+    monkeypatch.setattr(hugging_face, "decode", refuse)
+    with pytest.raises(CorruptArtifact, match="fails on an answer: OverflowError") as caught:
+        detokenizer.add(9)
+    assert caught.value.path == "/artifact"
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("raw", [True, False])
 def test_a_tokenizer_with_a_length_that_is_no_number_is_a_fault_of_the_artifact(

@@ -46,7 +46,7 @@ def as_document(report: BenchReport) -> dict[str, object]:
         "prompt_tokens_per_s": report.per_second(report.num_prompt_tokens),
         "new_tokens_per_s": report.per_second(report.num_new_tokens),
         "most_running": report.most_running,
-        "most_used_blocks": report.most_used_blocks,
+        "most_used_blocks": counters.pop("most_used_blocks"),
         "time_to_first_token_s": _percentiles(report.first_token),
         "time_per_output_token_s": _percentiles(report.per_token),
         "time_between_tokens_s": _percentiles(report.between_tokens),

@@ -24,7 +24,6 @@ def replay(
     trace: Trace,
     *,
     clock: Clock,
-    vocabulary: int,
     seed: int,
     on_step: Callable[[int], None] = lambda _num_ended: None,
 ) -> BenchReport:
@@ -38,7 +37,6 @@ def replay(
         engine: a new one: its counters become those of the report.
         trace: the requests.
         clock: what is measured with; it passes the time while the engine has no request.
-        vocabulary: how many tokens there are: the ids are below it.
         seed: of the prompts.
         on_step: called after every step with the number of requests that have ended so far.
 
@@ -47,7 +45,7 @@ def replay(
     """
     if engine.has_work:
         raise RuntimeError("a replay needs an engine without requests")
-    run = _Replay(engine, trace, clock, vocabulary, seed)
+    run = _Replay(engine, trace, clock, seed)
     try:
         run.serve(on_step)
     finally:
@@ -58,19 +56,16 @@ def replay(
 class _Replay:
     """One replay while it runs. Times are counted from its start."""
 
-    def __init__(
-        self, engine: Engine, trace: Trace, clock: Clock, vocabulary: int, seed: int
-    ) -> None:
+    def __init__(self, engine: Engine, trace: Trace, clock: Clock, seed: int) -> None:
         self._engine = engine
         self._clock = clock
-        self._vocabulary = vocabulary
         self._seed = seed
         self._requests = trace.requests
         self._coming = deque(enumerate(trace.requests))
         self._token_ns: list[list[int]] = [[] for _ in trace.requests]
         self._indices: dict[int, int] = {}  # of the requests that the engine has, by their ids
         self._num_ended = self._idle_ns = self._end_ns = 0
-        self._most_running = self._most_used_blocks = 0
+        self._most_running = 0
 
     def serve(self, on_step: Callable[[int], None]) -> None:
         """Run the trace to its end."""
@@ -108,7 +103,6 @@ class _Replay:
             duration_ns=self._end_ns,
             idle_ns=self._idle_ns,
             most_running=self._most_running,
-            most_used_blocks=self._most_used_blocks,
             counters=self._engine.counters(),
             peak_bytes=peak_bytes(),
         )
@@ -120,7 +114,8 @@ class _Replay:
             self._num_ended += 1
             return
         source = random.Random(f"{self._seed} {index}")  # noqa: S311  it has to be repeatable
-        prompt_ids = source.choices(range(self._vocabulary), k=request.num_prompt_tokens)
+        vocabulary = range(self._engine.limits.vocab_size)
+        prompt_ids = source.choices(vocabulary, k=request.num_prompt_tokens)
         params = SamplingParams(max_new_tokens=request.num_new_tokens, ignore_eos=True)
         self._indices[self._engine.add(prompt_ids, params)] = index
 
@@ -138,8 +133,6 @@ class _Replay:
         self._num_ended += num_ended
         # A request that ended in this step ran until just now.
         self._most_running = max(self._most_running, engine.num_running + num_ended)
-        num_used = engine.limits.num_blocks - engine.num_free_blocks
-        self._most_used_blocks = max(self._most_used_blocks, num_used)
 
 
 def peak_bytes() -> int | None:

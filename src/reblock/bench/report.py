@@ -88,8 +88,6 @@ class BenchReport:
     idle_ns: int
     """How much of that the engine had no request."""
     most_running: int
-    most_used_blocks: int
-    """Blocks that requests held after a step, at most."""
     counters: EngineCounters
     """Those of the engine, at the end."""
     peak_bytes: int | None

@@ -21,7 +21,7 @@ from reblock.bench.trace import (
 )
 from reblock.cli.numbers import add_threads, check_threads, number, whole_number
 from reblock.cli.parser import Once, add_directory, add_json, non_empty
-from reblock.errors import CorruptArtifact, UsageError
+from reblock.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,7 +106,7 @@ def _token_range(text: str) -> TokenRange:
 def run(args: argparse.Namespace) -> int:
     """Serve the requests and print what was measured."""
     trace = _check(args)
-    engine, vocabulary = _load(args.directory, args.threads)
+    engine = _load(args.directory, args.threads)
     if trace is None:
         trace = _make_trace(args, engine.limits)
     if args.save_trace is not None:
@@ -115,14 +115,7 @@ def run(args: argparse.Namespace) -> int:
     from reblock.bench.replay import replay
 
     with _progress(len(trace.requests)) as on_step:
-        report = replay(
-            engine,
-            trace,
-            clock=SkippingClock(),
-            vocabulary=vocabulary,
-            seed=args.seed,
-            on_step=on_step,
-        )
+        report = replay(engine, trace, clock=SkippingClock(), seed=args.seed, on_step=on_step)
     if args.json:
         from reblock.bench.document import as_document
 
@@ -171,24 +164,17 @@ def _save(trace: Trace, path: str) -> None:
         raise UsageError(f"cannot write the trace {path!r}: {error.strerror}") from error
 
 
-def _load(directory: str, num_threads: int | None) -> tuple[Engine, int]:
-    """Return an engine and how many tokens its model knows."""
+def _load(directory: str, num_threads: int | None) -> Engine:
     require_torch("running an artifact")
-    from reblock.artifact.files import read_file
     from reblock.artifact.reader import open_artifact, read_config
-    from reblock.model_spec import parse_model_config
 
     # Before torch, which takes seconds to import: what cannot be run is refused at once.
     check_backend(read_config(directory), directory)
     artifact = open_artifact(directory)
-    path = os.path.join(artifact.directory, "config.json")
-    vocabulary = parse_model_config(read_file(path), path=path).vocab_size
-    if vocabulary is None:
-        raise CorruptArtifact("does not say how many tokens there are (vocab_size)", path=path)
     from reblock.backends.torch import load_runner
     from reblock.engine.engine import Engine
 
-    return Engine(load_runner(artifact, num_threads)), vocabulary
+    return Engine(load_runner(artifact, num_threads))
 
 
 @contextmanager

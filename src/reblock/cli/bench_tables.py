@@ -36,7 +36,7 @@ def _summary(report: BenchReport) -> str:
         duration += f", {_seconds(report.idle_ns)} s of it without a request (skipped)"
     cache = (
         f"{limits.num_blocks:,} blocks of {limits.block_size:,} tokens, "
-        f"{size(report.kv_bytes)}; up to {report.most_used_blocks:,} used"
+        f"{size(report.kv_bytes)}; up to {report.counters.most_used_blocks:,} used"
     )
     speed = (
         f"{per_second(len(report.completed)):,.2f} requests; "

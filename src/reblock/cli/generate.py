@@ -192,6 +192,8 @@ def _sampling_params(args: argparse.Namespace) -> SamplingParams:
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "logprobs")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
     max_new_tokens = 1 if args.max_new_tokens is None else args.max_new_tokens
+    if "" in (args.stop or ()):
+        raise UsageError("--stop is empty; name a text, or leave it out")
     params = SamplingParams(max_new_tokens=max_new_tokens, stop=tuple(args.stop or ()), **given)
     if params.temperature == 0:
         _warn_of_greedy([name for name in ("top_k", "top_p", "min_p", "seed") if name in given])
@@ -241,6 +243,8 @@ def _serve(engine: Engine, answers: dict[int, _Answer], args: argparse.Namespace
         num_ended = sum(output.finished for output in outputs)
         most_running = max(most_running, engine.num_running + num_ended)
         for output in outputs:
+            if output.error is not None:
+                raise output.error
             answers[output.request_id].take(output)
             if streams and output.text:
                 print(output.text, end="", flush=True)

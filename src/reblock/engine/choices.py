@@ -54,7 +54,7 @@ class Sampler(Protocol):
             token_ids: all their tokens so far, prompt first.
 
         Raises:
-            RuntimeError: logits are not a number, or the greatest of a row is infinite. No state
+            InvalidLogits: logits are not a number, or the greatest of a row is infinite. No state
                 has changed then.
         """
         ...

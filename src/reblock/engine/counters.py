@@ -25,6 +25,8 @@ class EngineCounters:
     """Blocks that requests hold; one that several share counts once."""
     num_cached_blocks: int
     """Blocks that no request holds, whose content is known; used again, or taken when needed."""
+    most_used_blocks: int
+    """Blocks that requests held in one step, at most."""
     num_running: int
     num_waiting: int
     num_preemptions: int

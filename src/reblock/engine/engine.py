@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 from reblock.block_count import parse_block_count
 from reblock.engine.counters import EngineCounters, Stopwatch
 from reblock.engine.outputs import Completion, TokenOutput
-from reblock.engine.request import Sequence
+from reblock.engine.request import Sequence, parse_token_ids
 from reblock.engine.scheduler import PrefillWork, Scheduler
 from reblock.engine.stop import AnswerText
-from reblock.errors import UsageError
+from reblock.errors import UsageError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from collections.abc import Sequence as SequenceOf
+    from collections.abc import Callable, Collection, Iterable
+    from typing import SupportsIndex
 
     from torch import Tensor
 
     from reblock.engine.choices import Choice, Sampler
     from reblock.engine.detokenizer import Detokenizer
     from reblock.engine.limits import EngineLimits
-    from reblock.engine.request import SamplingParams
+    from reblock.engine.request import FinishReason, SamplingParams
     from reblock.engine.runner import Runner
     from reblock.engine.scheduler import DecodeWork
 
@@ -69,6 +69,7 @@ class Engine:
         self._next_id = 0
         self._stopwatch = Stopwatch()
         self._num_prefilled_tokens = self._num_decoded_tokens = 0
+        self._most_used_blocks = 0
 
     @property
     def limits(self) -> EngineLimits:
@@ -108,6 +109,7 @@ class Engine:
             num_free_blocks=scheduler.num_free_blocks,
             num_used_blocks=self.limits.num_blocks - self.num_free_blocks,
             num_cached_blocks=scheduler.num_cached_blocks,
+            most_used_blocks=self._most_used_blocks,
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_preemptions=scheduler.num_preemptions,
@@ -121,7 +123,7 @@ class Engine:
 
     def add(
         self,
-        prompt_ids: SequenceOf[int],
+        prompt_ids: Iterable[SupportsIndex],
         params: SamplingParams,
         *,
         detokenizer: Detokenizer | None = None,
@@ -129,27 +131,21 @@ class Engine:
         """Queue a request and return its id.
 
         Args:
-            prompt_ids: the tokens of the prompt.
+            prompt_ids: the tokens of the prompt, in a list, an array or a tensor.
             params: how its tokens are chosen.
             detokenizer: makes text of the answer; stop strings need it.
 
         Raises:
             RequestTooLarge: it could never be served; the message says what could.
-            UsageError: the prompt has no tokens, or there are stop strings without a detokenizer.
+            UsageError: the prompt has no tokens, or one that the model does not know, or there are
+                stop strings without a detokenizer.
         """
-        if params.stop and detokenizer is None:
-            raise UsageError(f"the stop strings {params.stop!r} need a detokenizer to find them")
-        sequence = Sequence(request_id=self._next_id, prompt_ids=list(prompt_ids), params=params)
-        text = None if detokenizer is None else AnswerText(detokenizer, params.stop)
-        request = _Request(sequence, self._sampler.start(params), text)
-        self._scheduler.add(sequence)
-        self._live[sequence.request_id] = request
-        self._next_id += 1
-        return sequence.request_id
+        token_ids = parse_token_ids(prompt_ids, self.limits.vocab_size)
+        return self._queue(self._make_request(token_ids, params, detokenizer))
 
     def add_several(
         self,
-        prompt_ids: SequenceOf[int],
+        prompt_ids: Iterable[SupportsIndex],
         params: SamplingParams,
         num_answers: int,
         *,
@@ -161,18 +157,23 @@ class Engine:
         count on from it.
 
         Raises:
-            RequestTooLarge, UsageError: as `add` does. None is queued then.
+            RequestTooLarge, UsageError: as `add` does. None is queued then, nor where
+                `make_detokenizer` raises.
         """
-        if num_answers < 1:
-            raise UsageError(f"at least one answer can be asked for, not {num_answers!r}")
-        return [
-            self.add(
-                prompt_ids,
+        if not isinstance(num_answers, int) or isinstance(num_answers, bool) or num_answers < 1:
+            raise UsageError(
+                f"num_answers must be a whole number, at least one answer, not {shown(num_answers)}"
+            )
+        token_ids = parse_token_ids(prompt_ids, self.limits.vocab_size)
+        requests = [
+            self._make_request(
+                token_ids,
                 params.for_answer(index),
-                detokenizer=make_detokenizer() if make_detokenizer else None,
+                make_detokenizer() if make_detokenizer else None,
             )
             for index in range(num_answers)
         ]
+        return [self._queue(request) for request in requests]  # the first is refused, or none
 
     def abort(self, request_id: int) -> bool:
         """End a request at once and free its blocks; False where it has ended already."""
@@ -185,21 +186,26 @@ class Engine:
         """Make one call to the runner and return the tokens that came of it.
 
         The list is empty when the engine is idle, and after a chunk that is not the last of its
-        prompt. Where the runner raises, no request has changed: the step may be repeated, or the
-        requests aborted.
+        prompt. Where the runner or the sampler raises, no request has a token more: the step may
+        be repeated, or the requests aborted. Where a detokenizer raises, its request alone ends,
+        with "error" and what was raised in its output.
         """
         timing = self._stopwatch.timing
         with timing("scheduler"):
             work = self._scheduler.schedule()
         if work is None:
             return []
+        num_used = self.limits.num_blocks - self.num_free_blocks
+        self._most_used_blocks = max(self._most_used_blocks, num_used)
         with timing("programs"):
             logits, requests = self._run(work)
         with timing("sampler"):
             choices = self._choose(logits, requests)
         with timing("scheduler"):
             self._scheduler.advance(work)
-        return list(map(self._take, requests, choices))
+            # All tokens before any text: a detokenizer may raise, which costs nobody else a token.
+            reasons = list(map(self._take, requests, choices))
+        return list(map(self._output, requests, choices, reasons))
 
     def resize_kvcache(self, num_blocks: int) -> None:
         """Give the cache of the running engine another number of blocks, between two steps.
@@ -221,7 +227,7 @@ class Engine:
 
     def generate(
         self,
-        prompts: SequenceOf[SequenceOf[int]],
+        prompts: Iterable[Iterable[SupportsIndex]],
         params: SamplingParams,
         *,
         num_answers: int = 1,
@@ -239,7 +245,10 @@ class Engine:
             RequestTooLarge, UsageError: as `add` does.
         """
         if self._live:
-            raise RuntimeError("generate needs an idle engine; use add and step beside others")
+            raise UsageError(
+                "generate needs an idle engine, and requests wait or run in this one; use add and "
+                "step beside them, or abort them"
+            )
         answers: dict[int, list[TokenOutput]] = {}
         try:
             for prompt_ids in prompts:
@@ -261,6 +270,22 @@ class Engine:
             raise RuntimeError(
                 f"the engine has {len(self._live)} requests but the scheduler {num_known}"
             )
+
+    def _make_request(
+        self, prompt_ids: list[int], params: SamplingParams, detokenizer: Detokenizer | None
+    ) -> _Request:
+        if params.stop and detokenizer is None:
+            raise UsageError(f"the stop strings {params.stop!r} need a detokenizer to find them")
+        sequence = Sequence(request_id=self._next_id, prompt_ids=prompt_ids, params=params)
+        text = None if detokenizer is None else AnswerText(detokenizer, params.stop)
+        self._next_id += 1
+        return _Request(sequence, self._sampler.start(params), text)
+
+    def _queue(self, request: _Request) -> int:
+        request_id = request.sequence.request_id
+        self._scheduler.add(request.sequence)
+        self._live[request_id] = request
+        return request_id
 
     def _run(self, work: PrefillWork | DecodeWork) -> tuple[Tensor | list[Tensor], list[_Request]]:
         """Have the programs read tokens; return logits for the requests that get one of it."""
@@ -290,33 +315,53 @@ class Engine:
             logits, states, [request.sequence.token_ids for request in requests]
         )
 
-    def _take(self, request: _Request, choice: Choice) -> TokenOutput:
-        sequence, text = request.sequence, request.text
+    def _take(self, request: _Request, choice: Choice) -> FinishReason | None:
+        """Give a request its token, end it where that is its last, and return why."""
+        sequence = request.sequence
         sequence.token_ids.append(choice.token_id)
         reason = sequence.finish_reason(self._eos_token_ids)
-        piece, matched = "", None
-        if text is not None:
-            # The token that ends an answer is no part of its text, whether it is special or not.
-            piece = "" if reason == "stop" else text.add(choice.token_id)
-            if reason is not None:
-                piece += text.finish()
-            matched = text.matched
-            reason = reason if matched is None else "stop"
         if reason is not None:
             self._end(sequence.request_id)
+        return reason
+
+    def _output(
+        self, request: _Request, choice: Choice, reason: FinishReason | None
+    ) -> TokenOutput:
+        request_id, text = request.sequence.request_id, request.text
+        piece = ""
+        matched: str | None = None
+        error: Exception | None = None
+        if text is not None:
+            try:
+                piece = _piece(text, choice.token_id, reason)
+            except Exception as raised:  # noqa: BLE001  the caller gets it, with the others' tokens
+                error, reason = raised, "error"
+            else:
+                matched = text.matched
+                reason = reason if matched is None else "stop"
+        if reason is not None:
+            self.abort(request_id)  # unless it has ended by its tokens
         return TokenOutput(
-            request_id=sequence.request_id,
+            request_id=request_id,
             token_id=choice.token_id,
             text=piece,
             logprobs=choice.logprobs,
             finish_reason=reason,
             matched_stop=matched,
+            error=error,
         )
 
     def _end(self, request_id: int) -> None:
         self._scheduler.release(self._live.pop(request_id).sequence)
         if not self._live:
             self.check_integrity()
+
+
+def _piece(text: AnswerText, token_id: int, reason: FinishReason | None) -> str:
+    """Return the text that comes of a token, and where it is the last all that was held back."""
+    # The token that ends an answer is no part of its text, whether it is special or not.
+    piece = "" if reason == "stop" else text.add(token_id)
+    return piece if reason is None else piece + text.finish()
 
 
 def _completion(outputs: list[TokenOutput]) -> Completion:

@@ -6,6 +6,15 @@ from dataclasses import dataclass
 
 __all__ = ["EngineLimits"]
 
+_AT_LEAST_1 = (
+    "num_blocks",
+    "block_size",
+    "max_seq_len",
+    "max_batch",
+    "prefill_chunk_size",
+    "vocab_size",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
@@ -22,6 +31,8 @@ class EngineLimits:
     """Rows of each compiled decoder, in any order; the largest is `max_batch`."""
     prefill_chunk_size: int
     """Prompt tokens that one prefill call takes, at most."""
+    vocab_size: int
+    """Tokens that the model can read: their ids are below it."""
     eos_token_ids: tuple[int, ...]
     has_rings: bool
     """Whether some layers keep the last tokens of each slot, in a ring of its own, not in blocks.
@@ -29,7 +40,7 @@ class EngineLimits:
     What such a layer has to remember of a prompt is in no block, so prompts cannot share blocks."""
 
     def __post_init__(self) -> None:
-        for name in ("num_blocks", "block_size", "max_seq_len", "max_batch", "prefill_chunk_size"):
+        for name in _AT_LEAST_1:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
         sizes = self.decoder_batch_sizes

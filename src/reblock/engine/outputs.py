@@ -28,6 +28,8 @@ class TokenOutput:
     """Set with the last token."""
     matched_stop: str | None
     """The stop string that ended the answer with this token."""
+    error: Exception | None
+    """What the request's detokenizer raised; it has ended the answer, and its text is not whole."""
 
     @property
     def finished(self) -> bool:

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import math
+import operator
+import sys
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from reblock.errors import InvalidOption, UsageError
+from reblock.errors import InvalidOption, UsageError, shown
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import SupportsIndex
+
     from reblock.engine.prefix_cache import Prefix
 
-__all__ = ["FinishReason", "SamplingParams", "Sequence"]
+__all__ = ["FinishReason", "SamplingParams", "Sequence", "parse_token_ids"]
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 """Why a request ended.
 
-"stop" is an end-of-sequence token or a stop string, "length" all the tokens it asked for."""
+"stop" is an end-of-sequence token or a stop string, "length" all the tokens it asked for, "error"
+a detokenizer that raised."""
 
 MIN_TEMPERATURE = 1e-5
 """Below it, logits divided by the temperature could leave the range of a 32-bit float."""
 
 MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 100.0
+MAX_NEW_TOKENS = 2**31 - 1
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
 
@@ -35,6 +42,7 @@ class SamplingParams:
     """
 
     max_new_tokens: int
+    """Tokens of the answer, at most; where none ends it before, as many."""
     temperature: float = 0.0
     """0 takes the most probable token each time; the three fields below are without effect then."""
     top_k: int | None = None
@@ -48,7 +56,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     """Above 1 makes tokens of the prompt and the answer so far less probable."""
     seed: int | None = None
-    """Makes sampling repeatable; None draws a new seed."""
+    """Makes sampling repeatable, up to 2**63 - 1; None draws a new seed."""
     ignore_eos: bool = False
     """Go on to `max_new_tokens` whatever the model says."""
     stop: tuple[str, ...] = ()
@@ -59,7 +67,7 @@ class SamplingParams:
     They are the model's own, before temperature and all else above."""
 
     def __post_init__(self) -> None:
-        _check_int("max_new_tokens", self.max_new_tokens, minimum=1)
+        _check_int("max_new_tokens", self.max_new_tokens, minimum=1, maximum=MAX_NEW_TOKENS)
         _check_float("temperature", self.temperature, 0.0, math.inf)
         if 0 < self.temperature < MIN_TEMPERATURE:
             _refuse("temperature", self.temperature, f"0 or at least {MIN_TEMPERATURE}")
@@ -79,6 +87,7 @@ class SamplingParams:
         )
         if self.seed is not None:
             _check_int("seed", self.seed, minimum=0, maximum=MAX_SEED)
+        _check_bool("ignore_eos", self.ignore_eos)
         if not isinstance(self.stop, tuple) or not all(map(_is_text, self.stop)):
             _refuse("stop", self.stop, "a tuple of texts, none of them empty")
         if self.logprobs is not None:
@@ -96,7 +105,12 @@ def _is_text(value: object) -> bool:
 
 
 def _refuse(name: str, value: object, accepted: str) -> None:
-    raise InvalidOption(f"{name} must be {accepted}, not {value!r}", option=name)
+    raise InvalidOption(f"{name} must be {accepted}, not {shown(value)}", option=name)
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        _refuse(name, value, "True or False")
 
 
 def _check_int(name: str, value: object, *, minimum: int, maximum: int | None = None) -> None:
@@ -109,9 +123,48 @@ def _check_int(name: str, value: object, *, minimum: int, maximum: int | None = 
 
 def _check_float(name: str, value: object, low: float, high: float) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type, operator]
+    # A whole number may be more than any float, which is compared but cannot be converted.
+    if not is_number or not low <= value <= min(high, sys.float_info.max):  # type: ignore[operator]
         limit = f"at least {low}" if math.isinf(high) else f"from {low} to {high}"
         _refuse(name, value, f"a finite number, {limit}")
+
+
+def parse_token_ids(prompt_ids: Iterable[SupportsIndex], vocab_size: int) -> list[int]:
+    """Return the tokens of a prompt as plain ints.
+
+    Args:
+        prompt_ids: whole numbers of any kind: a list, an array or a tensor of one dimension.
+        vocab_size: how many tokens the model knows. Another id would be read outside of its
+            table of embeddings.
+
+    Raises:
+        UsageError: they are something else, or one is not from 0 to `vocab_size` - 1.
+    """
+    try:
+        # A tensor hands out tensors, one by one and slowly.
+        values: list[object] = list(getattr(prompt_ids, "tolist", lambda: prompt_ids)())
+    except TypeError as error:
+        raise UsageError(
+            f"the prompt must be a sequence of token ids, not {shown(prompt_ids)}"
+        ) from error
+    token_ids = [_token_id(value) for value in values]
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        wrong = next(one for one in token_ids if not 0 <= one < vocab_size)
+        raise UsageError(
+            f"the prompt has the token id {shown(wrong)}, but the model knows those from 0 to "
+            f"{vocab_size - 1:,}; the tokenizer is another model's, or has more tokens than the "
+            "model was compiled with"
+        )
+    return token_ids
+
+
+def _token_id(value: object) -> int:
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            pass  # refused below
+    raise UsageError(f"the prompt must be whole numbers, its token ids, not {shown(value)}")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

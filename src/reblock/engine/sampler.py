@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from reblock.engine.choices import Choice, LogProbs
+from reblock.errors import InvalidLogits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,7 +104,10 @@ class TorchSampler:
         best = scores[np.arange(len(greedy)), greedy]
         if not np.isfinite(best).all():
             what = "not a number (NaN)" if np.isnan(best).any() else "infinite"
-            raise RuntimeError(f"the model returned logits that are {what}")
+            raise InvalidLogits(
+                f"the programs computed logits that are {what}, from which no token can be chosen; "
+                "`reblock verify` finds weights that are damaged"
+            )
         chosen = greedy.tolist()
         rows_of = [_Candidates(row, self._scratch) for row in scores]
         for row, state in enumerate(states):

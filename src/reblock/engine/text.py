@@ -101,8 +101,14 @@ class Tokenizer:
         )
 
     def _decode(self, token_ids: list[int]) -> str:
-        # Cleaning up spaces would change text that was shown already.
-        return cast("str", self._tokenizer.decode(token_ids, clean_up_tokenization_spaces=False))
+        try:
+            # Cleaning up spaces would change text that was shown already.
+            text = self._tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
+        except Exception as error:  # the tokenizers library raises no narrower class
+            raise CorruptArtifact(
+                f"its tokenizer fails on an answer: {error!r}", path=self._directory
+            ) from error
+        return cast("str", text)
 
 
 def read_eos_token_ids(directory: str) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import nn
+    from transformers import PreTrainedModel
 
     from reblock.backends.torch.source import ModelSource
     from reblock.info import WeightsFile
@@ -84,6 +85,7 @@ def cache_bytes(metas: list[dict[str, Any]], num_blocks: int) -> dict[str, list[
 
 def graph(model: nn.Module, structure: Structure, *, rows: int, tokens: int) -> dict[str, Any]:
     """Return how a program's pieces are put together, as `LoadedProgram` reads it."""
+    embedding: Any = cast("PreTrainedModel", model).get_input_embeddings()
     outside = list(nonlayer_tensors(model, structure.layers_path))
     layers = model.get_submodule(structure.layers_path)
     described = []
@@ -102,6 +104,7 @@ def graph(model: nn.Module, structure: Structure, *, rows: int, tokens: int) -> 
     return {
         "batch": rows,
         "tokens": tokens,
+        "vocab_size": embedding.num_embeddings,
         "prologue_weights": outside,
         "layers": described,
         "epilogue_weights": outside,

@@ -100,10 +100,14 @@ class LoadedProgram:
         names = {"prologue", "epilogue", *(layer["piece"] for layer in graph["layers"])}
         if absent := {*names, native.PIECE} - libraries.keys():
             raise CorruptArtifact(f"has no compiled piece {min(absent)!r}", path=path)
-        if graph["operators"] != native.interface_digest():
+        # A graph without a size of the vocabulary is of a reblock before it was written.
+        if graph["operators"] != native.interface_digest() or "vocab_size" not in graph:
             raise HostMismatch(
                 "was compiled with operators of another reblock; compile the model again", path=path
             )
+        self.vocab_size = int(graph["vocab_size"])
+        if self.vocab_size < 1:
+            raise ValueError(f"vocab_size is {self.vocab_size}")
         used = {name for layer in graph["layers"] for name in layer["caches"]}
         if absent := used - caches.keys():
             raise CorruptArtifact(f"works on an unknown cache {min(absent)!r}", path=path)

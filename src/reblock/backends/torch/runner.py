@@ -36,7 +36,6 @@ class TorchRunner:
         self.cache = KVCache(config.cache_metas, num_blocks)
         assert config.reblock is not None
         self.weights = map_weights(artifact.directory, tuple(config.reblock.weights))
-        self._limits = _limits(artifact.directory, config, num_blocks)
         digests = config.reblock.programs
         programs = {
             file.name: LoadedProgram(
@@ -52,6 +51,13 @@ class TorchRunner:
                 f"its programs take rows and tokens {held}, but rbln_config.json says {shapes}",
                 path=artifact.directory,
             )
+        sizes = {program.vocab_size for program in programs.values()}
+        if len(sizes) > 1:
+            raise ArtifactMismatch(
+                f"its programs know different numbers of tokens, {sorted(sizes)}",
+                path=artifact.directory,
+            )
+        self._limits = _limits(artifact.directory, config, num_blocks, vocab_size=sizes.pop())
         self._prefill = programs.pop("prefill")
         self._decoders = {program.batch: program for program in programs.values()}
 
@@ -119,7 +125,9 @@ class TorchRunner:
         return block_table[: self._limits.num_blocks_for(num_tokens)]
 
 
-def _limits(directory: str, config: RBLNConfig, num_blocks: int) -> EngineLimits:
+def _limits(
+    directory: str, config: RBLNConfig, num_blocks: int, *, vocab_size: int
+) -> EngineLimits:
     return EngineLimits(
         num_blocks=num_blocks,
         block_size=config.kvcache_block_size,
@@ -127,6 +135,7 @@ def _limits(directory: str, config: RBLNConfig, num_blocks: int) -> EngineLimits
         max_batch=config.batch_size,
         decoder_batch_sizes=config.decoder_batch_sizes,
         prefill_chunk_size=config.prefill_chunk_size,
+        vocab_size=vocab_size,
         eos_token_ids=read_eos_token_ids(directory),
         has_rings=not all(meta.layer_type == "full_attention" for meta in config.cache_metas),
     )
