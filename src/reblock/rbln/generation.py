@@ -187,7 +187,7 @@ class RBLNModelForCausalLM(_Mixin):  # type: ignore[misc]  # a base of unknown t
                 "the model is run by generate alone: its programs return the logits of the last "
                 "token, and their cache belongs to a running call of generate"
             )
-        check_ids(input_ids, self.config.get_text_config().vocab_size)
+        check_ids(input_ids, rows.vocab_size)
         if rows.has_started:
             logits = rows.decode(input_ids[:, -1].tolist())
         else:

@@ -45,6 +45,11 @@ class Rows:
         """Whether the prompts were read."""
         return bool(self._lengths)
 
+    @property
+    def vocab_size(self) -> int:
+        """How many token ids the model can read."""
+        return self._runner.limits.vocab_size
+
     def __len__(self) -> int:
         return len(self._tables)
 
