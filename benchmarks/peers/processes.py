@@ -31,8 +31,9 @@ class Worker:
     def __init__(self, info: EngineInfo, python: str, log: Path, threads: int) -> None:
         self._log = log
         environment = {
-            # Nobody else is at work here, so threads may spin while they wait for each other.
-            "OMP_WAIT_POLICY": "active",
+            # Threads wait as libgomp has them wait where it is told nothing: they spin for a moment,
+            # then sleep. reblock by itself lets them sleep at once, for machines that do other work.
+            "GOMP_SPINCOUNT": "300000",
             **os.environ,
             "HF_HUB_OFFLINE": "1",
             "TQDM_DISABLE": "1",
