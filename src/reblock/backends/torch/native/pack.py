@@ -55,8 +55,8 @@ def quantize(weight: Tensor) -> Quantized:
     """
     exact = weight.to(torch.float32)
     scales = exact.abs().amax(dim=1) / 127
-    # A row of zeros has nothing to scale.
-    scales = torch.where(scales > 0, scales, torch.ones_like(scales))
+    # A row of zeros has nothing to scale. One with a NaN stays NaN, to be noticed.
+    scales = torch.where(scales == 0, torch.ones_like(scales), scales)
     levels = torch.round(exact / scales[:, None]).clamp(-127, 127)
     return Quantized(levels.to(torch.int8), scales)
 
