@@ -1,4 +1,4 @@
-"""Weights that are no finite numbers are refused by name, and hidden nowhere."""
+"""Weights that are no finite numbers, or not of the stated type, are refused and hidden nowhere."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import torch
 from families import save_model
 from safetensors.torch import load_file, save_file
 
-from reblock.backends.torch.native.pack import dequantize, quantize
+from reblock.backends.torch.native.pack import dequantize, pack, quantize
 from reblock.backends.torch.refusal import NotCompilable
 from reblock.backends.torch.source import load_model, open_source
+from reblock.backends.torch.weights import check_weight_dtype
+from reblock.errors import ArtifactMismatch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,3 +63,16 @@ def test_quantize_of_no_finite_number_stays_one_and_spares_the_other_rows(value:
     back = dequantize(quantize(weight))
     assert not back[1].isfinite().any()
     assert torch.equal(back[[0, 2]], weight[[0, 2]])
+
+
+def test_the_stated_type_of_weights_is_compared_with_that_of_the_packed_ones() -> None:
+    levels, scales = quantize(torch.ones(3, 4))
+    weights = {"norm": torch.ones(4), "up.weight": pack(levels), "up.scales": scales}
+    check_weight_dtype(weights, "int8", path="artifact")
+    for stated in ("float32", "bfloat16"):
+        with pytest.raises(ArtifactMismatch, match=rf"artifact: .* in int8, but .* says {stated}"):
+            check_weight_dtype(weights, stated, path="artifact")
+
+
+def test_weights_of_which_none_is_packed_contradict_no_type() -> None:
+    check_weight_dtype({"norm": torch.ones(4)}, "int8", path="artifact")

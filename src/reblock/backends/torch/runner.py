@@ -13,7 +13,7 @@ from reblock.backends.loading import check_backend
 from reblock.backends.torch.host import check_host
 from reblock.backends.torch.kv_cache import KVCache
 from reblock.backends.torch.program import LoadedProgram, ProgramInputs
-from reblock.backends.torch.weights import map_weights
+from reblock.backends.torch.weights import check_weight_dtype, map_weights
 from reblock.engine.limits import EngineLimits
 from reblock.engine.text import read_eos_token_ids
 from reblock.errors import ArtifactMismatch, CorruptArtifact
@@ -36,6 +36,7 @@ class TorchRunner:
         self.cache = KVCache(config.cache_metas, num_blocks)
         assert config.reblock is not None
         self.weights = map_weights(artifact.directory, tuple(config.reblock.weights))
+        check_weight_dtype(self.weights, config.weight_dtype, path=artifact.directory)
         self._limits = _limits(artifact.directory, config, num_blocks)
         digests = config.reblock.programs
         programs = {
@@ -143,6 +144,7 @@ def load_runner(artifact: Artifact, num_threads: int | None = None) -> TorchRunn
         HostMismatch: it was compiled for another torch or another processor.
         CorruptArtifact: a program is not the one that was compiled, or it or the weights cannot
             be loaded.
+        ArtifactMismatch: the programs, the weights and rbln_config.json contradict each other.
         DoesNotFit: there is not enough memory for its KV cache.
     """
     config = artifact.config

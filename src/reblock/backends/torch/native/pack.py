@@ -13,7 +13,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["PANEL", "Quantized", "dequantize", "pack", "packed_shape", "quantize", "unpack"]
+__all__ = [
+    "PANEL",
+    "Quantized",
+    "dequantize",
+    "is_packed",
+    "pack",
+    "packed_shape",
+    "quantize",
+    "unpack",
+]
 
 # As kPanel in vector.h.
 PANEL = 16
@@ -39,6 +48,11 @@ def pack(weight: Tensor) -> Tensor:
     if any(missing):
         weight = torch.nn.functional.pad(weight, missing)
     return weight.reshape(panels, panel, words, of_word).transpose(1, 2).contiguous()
+
+
+def is_packed(tensor: Tensor) -> bool:
+    """Return whether a tensor of a model is a weight of a linear layer, packed."""
+    return tensor.dim() == 4 and tensor.shape[2:] == packed_shape(1, 1, tensor.dtype)[2:]
 
 
 def unpack(packed: Tensor, outputs: int, inputs: int) -> Tensor:
