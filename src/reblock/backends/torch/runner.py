@@ -36,7 +36,6 @@ class TorchRunner:
         self.cache = KVCache(config.cache_metas, num_blocks)
         assert config.reblock is not None
         self.weights = map_weights(artifact.directory, tuple(config.reblock.weights))
-        check_weight_dtype(self.weights, config.weight_dtype, path=artifact.directory)
         self._limits = _limits(artifact.directory, config, num_blocks)
         digests = config.reblock.programs
         programs = {
@@ -55,6 +54,7 @@ class TorchRunner:
             )
         self._prefill = programs.pop("prefill")
         self._decoders = {program.batch: program for program in programs.values()}
+        check_weight_dtype(self.weights, config.weight_dtype, path=artifact.directory)
 
     @property
     def limits(self) -> EngineLimits:
