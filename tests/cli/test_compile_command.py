@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import fields
 from types import ModuleType, SimpleNamespace
@@ -70,6 +71,53 @@ def test_compile_by_the_options_of_optimum_rbln_asks_for_the_same(
     reblock_keys = ["--batch-size=4", "--max-seq-len", "256", "--memory-budget", "80%"]
     assert reblock_here("compile", "org/model", *reblock_keys, cwd=tmp_path).returncode == 0
     assert calls[0] == calls[1]
+
+
+def write_config(directory: Path) -> None:
+    """Write the configuration of a model whose weights and smallest cache take a few MiB."""
+    directory.mkdir()
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "torch_dtype": "float32",
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def test_compile_with_a_budget_that_a_plan_finds_too_small_warns_and_goes_on(
+    calls: list[Any], tmp_path: Path
+) -> None:
+    write_config(tmp_path / "model")
+    arguments = ["compile", "model", "--output-dir", "out", "--weight-dtype", "int8"]
+    result = reblock_here(*arguments, "--memory-budget", "100MB", cwd=tmp_path)
+    assert result.returncode == 0
+    assert len(calls) == 1
+    found = re.search(
+        r"memory_budget='100MB' is probably too small.*\(([\d,]+) bytes", result.stderr
+    )
+    assert found is not None, result.stderr
+    enough = found[1].replace(",", "")
+    result = reblock_here(*arguments, "--memory-budget", enough, cwd=tmp_path)
+    assert len(calls) == 2
+    assert "probably too small" not in result.stderr
+
+
+def test_compile_leaves_what_no_plan_can_read_to_the_compiler(
+    calls: list[Any], tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    arguments = ["compile", "model", "--output-dir", "out", "--memory-budget", "100MB"]
+    result = reblock_here(*arguments, cwd=tmp_path)
+    assert result.returncode == 0
+    assert len(calls) == 1
+    assert "too small" not in result.stderr
 
 
 def test_compile_json_prints_one_object(calls: list[Any], tmp_path: Path) -> None:

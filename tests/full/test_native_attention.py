@@ -71,6 +71,9 @@ def test_scores_far_apart_overflow_nowhere(case: Attention) -> None:
         ({"num_tokens": (1, 0, 1)}, "row 1 has 0 of 1 tokens"),
         ({"num_tokens": (2, 1, 1)}, "row 0 has 2 of 1 tokens"),
         ({"start": (0, -1, 300)}, "row 1 has"),
+        # The next four positions, or their number of blocks, are no integers of 64 bits.
+        ({"start": (0, 2**63 - 1, 300)}, "row 1 starts at 9223372036854775807, past"),
+        ({"start": (0, 37, 2**63 - 4)}, "row 2 starts at 9223372036854775804, past"),
     ],
 )
 def test_places_that_cannot_be_are_refused(
@@ -104,3 +107,32 @@ def test_a_cache_of_another_head_size_is_refused() -> None:
     tensors.key_cache = tensors.key_cache[..., :32].contiguous()
     with pytest.raises(RuntimeError, match="not one of such keys"):
         run(Attention(), tensors)
+
+
+def test_a_start_that_no_table_reaches_is_refused() -> None:
+    case = Attention()
+    tensors = make_tensors(case)
+    with pytest.raises(RuntimeError, match=f"row 2 needs {2**58} blocks of 19"):
+        run(replace(case, start=(0, 37, 2**62 - 1)), tensors)
+
+
+@pytest.mark.parametrize("is_ring", [False, True])
+def test_no_heads_of_keys_and_blocks_without_positions_are_refused(is_ring: bool) -> None:
+    case = Attention(is_ring=is_ring)
+    tensors = make_tensors(case)
+    headless = replace(
+        tensors,
+        key=tensors.key[:, :0],
+        value=tensors.value[:, :0],
+        key_cache=tensors.key_cache[:, :0].contiguous(),
+        value_cache=tensors.value_cache[:, :0].contiguous(),
+    )
+    with pytest.raises(RuntimeError, match="0 heads of keys and 16 positions"):
+        run(case, headless)
+    empty = replace(
+        tensors,
+        key_cache=tensors.key_cache[:, :, :0].contiguous(),
+        value_cache=tensors.value_cache[:, :, :0].contiguous(),
+    )
+    with pytest.raises(RuntimeError, match="2 heads of keys and 0 positions"):
+        run(case, empty)

@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from reblock.backends.torch import native
 from reblock.backends.torch.host import host_isa
 from reblock.backends.torch.native import library
@@ -68,3 +70,17 @@ def test_what_is_no_library_is_refused_in_a_process_without_one(tmp_path: Path) 
     )
     assert outcome.returncode == 1
     assert "OSError" in outcome.stderr
+
+
+def test_a_library_without_the_operators_is_refused_before_anything_runs() -> None:
+    path = Path(torch.__file__).parent / "lib" / "libc10.so"
+    script = (
+        "from reblock.backends.torch.program import _load_operators\n"
+        f"_load_operators({str(path)!r}, 'prefill.rbln')"
+    )
+    outcome = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == 1
+    assert "HostMismatch: prefill.rbln: its native operators cannot be loaded" in outcome.stderr
+    assert "has none of the operators" in outcome.stderr

@@ -151,6 +151,21 @@ def test_logits_are_within_the_stated_bound_of_the_model_that_was_not_rounded(ca
     assert errors[1] < 1e-4
 
 
+def test_a_false_type_of_the_weights_is_found_when_programs_are_loaded(
+    case: Case, tmp_path: Path
+) -> None:
+    false = shutil.copytree(case.artifact, tmp_path / "false")
+    config = json.loads((false / "rbln_config.json").read_text())
+    for stated in {*BOUNDS, "float32"} - {case.weight_dtype}:
+        config["reblock"]["weight_dtype"] = stated
+        (false / "rbln_config.json").write_text(json.dumps(config))
+        contradiction = f"weights in {case.weight_dtype}, but rbln_config.json says {stated}"
+        refused(reblock("generate", false, "--prompt", "a", "--raw"), 4, contradiction)
+    result = reblock("verify", false)
+    assert result.returncode == 4
+    assert contradiction in result.stdout
+
+
 def test_weights_of_another_type_are_refused_when_programs_are_loaded(
     case: Case, tmp_path: Path
 ) -> None:

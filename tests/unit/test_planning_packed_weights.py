@@ -127,7 +127,7 @@ def test_linear_layers_that_are_not_counted_cannot_be_planned_in_another_type() 
 @pytest.mark.parametrize(
     ("values", "npu", "fault"),
     [
-        ({"weight_dtype": "float16"}, "cpu:8GB", "weight_dtype='float16' is not supported"),
+        ({"weight_dtype": "float16"}, "cpu:8GB", "weight_dtype='float16' is not known"),
         ({"weight_dtype": "int3"}, "cpu:8GB", "weight_dtype='int3' is not known"),
         ({"weight_dtype": "float32", "dtype": "bfloat16"}, "cpu:8GB", "wider than dtype"),
         ({"dtype": "int8"}, "cpu:8GB", "for weights of 8 bits give weight_dtype=int8"),

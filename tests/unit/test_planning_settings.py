@@ -109,6 +109,9 @@ def test_settings_that_do_not_go_together_are_refused(
         ({"max_seq_len": -1}, "max_seq_len=-1"),
         ({"dtype": "float8"}, "dtype='float8' is not known; choose one of float32"),
         ({"kv_dtype": "q4"}, "kv_dtype='q4' is not known"),
+        ({"weight_dtype": "int4"}, "'int4' is not known; choose one of float32, bfloat16, int8$"),
+        ({"weight_dtype": ""}, "choose one of float32, bfloat16, int8$"),
+        ({"weight_dtype": "fp16"}, "'fp16' is not known; choose one of float32, bfloat16, int8$"),
         ({"weight_bytes": 0}, "must be a whole number of bytes"),
     ],
 )

@@ -13,7 +13,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reblock.errors import BadArtifact, UsageError
+from reblock.errors import BadArtifact, CorruptArtifact, UsageError
 from reblock.json_fields import MAX_JSON_BYTES, JsonFields, parse_json_object
 
 if TYPE_CHECKING:
@@ -172,9 +172,9 @@ def make_trace(
             arrival_s -= math.log(1.0 - source.random()) / rate_per_s
     if requests[-1].arrival_s > MAX_ARRIVAL_S:
         raise UsageError(
-            f"the last of {num_requests:,} requests would arrive after "
-            f"{requests[-1].arrival_s:,.0f} s, and {MAX_ARRIVAL_S:,} s are the limit: ask for "
-            "fewer requests, or for more of them in a second"
+            f"the last of {num_requests:,} requests would arrive after more than "
+            f"{MAX_ARRIVAL_S:,} s, which are the limit: ask for fewer requests, or for more of "
+            "them in a second"
         )
     return Trace(requests=tuple(requests))
 
@@ -183,8 +183,9 @@ def _objects(data: bytes, path: str) -> Iterator[JsonFields]:
     """The objects of an array, or of lines; what is too much is refused before it is parsed."""
     if data.lstrip().startswith(b"["):
         whole = parse_json_object(b'{"requests": ' + data + b"}", path=path)
+        if len(whole) > 1:
+            raise CorruptArtifact("has more than one array", path=path)
         fields = JsonFields(whole, path=path)
-        fields.refuse_unknown(("requests",))
         yield from fields.nested_list("requests")
         return
     for number, line in enumerate(data.splitlines(), 1):
@@ -194,7 +195,9 @@ def _objects(data: bytes, path: str) -> Iterator[JsonFields]:
 
 
 def _read_request(fields: JsonFields) -> TraceRequest:
-    fields.refuse_unknown(_KEYS)
+    # People write traces too, so a key that is not known is no sign of a newer version.
+    if unknown := [key for key in fields.values if key not in _KEYS]:
+        raise fields.corrupt(unknown[0], f"is not known; known are {', '.join(_KEYS)}")
     return TraceRequest(
         arrival_s=fields.number("arrival_s", maximum=MAX_ARRIVAL_S),
         num_prompt_tokens=fields.integer("num_prompt_tokens"),

@@ -11,13 +11,28 @@ from reblock.artifact.transaction import check_destination
 from reblock.backends.loading import require_torch
 from reblock.cli.parser import Once, add_json, add_output_dir, non_empty
 from reblock.cli.progress import TerminalProgress
-from reblock.errors import UsageError
+from reblock.errors import ReblockError, UsageError
 from reblock.options import CompileOptions
-from reblock.units import format_gib
+from reblock.units import format_bytes, format_gib
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
+
+    from reblock.budget import MemoryBudget
+    from reblock.progress import Progress
+
+# Options that a plan has as well, by the same names.
+_PLANNED = (
+    "batch_size",
+    "max_seq_len",
+    "dtype",
+    "weight_dtype",
+    "attn_impl",
+    "kvcache_partition_len",
+    "kvcache_block_size",
+    "prefill_chunk_size",
+)
 
 _HELP = {
     "batch_size": ("N", "sequences that run side by side (default: 1)"),
@@ -80,7 +95,10 @@ def compile_to_artifact(
     os.environ.setdefault("TQDM_DISABLE", "1")
     from reblock.backends.torch import compile_model
 
-    report = compile_model(model, output_dir, options, TerminalProgress())
+    progress = TerminalProgress()
+    if options.memory_budget is not None and os.path.exists(model):
+        _note_small_budget(model, options, options.memory_budget, progress)
+    report = compile_model(model, output_dir, options, progress)
     sizing, seconds = report.sizing, sum(report.seconds.values())
     if as_json:
         outcome = {
@@ -98,6 +116,30 @@ def compile_to_artifact(
         print(f"kvcache_num_blocks  {sizing.num_blocks}, of at most {sizing.bounds.full}")
         print(f"memory budget       {format_gib(sizing.budget_bytes)}")
     return 0
+
+
+def _note_small_budget(
+    model: str, options: CompileOptions, budget: MemoryBudget, progress: Progress
+) -> None:
+    """Warn of a budget that a plan finds too small.
+
+    What programs take besides weights and cache is estimated before they are compiled, so the
+    compiler refuses such a budget only after it has measured them, minutes later.
+    """
+    from reblock.planning import plan
+
+    same = {name: getattr(options, name) for name in _PLANNED}
+    try:
+        found = plan(model, npu=options.npu, memory_budget=budget, **same)
+    except ReblockError:
+        return  # compiling says it, or can do what a plan cannot
+    if not found.fits:
+        smallest = found.budgets.smallest_bytes
+        progress.note(
+            f"warning: memory_budget={budget.text!r} is probably too small, which is certain only "
+            f"once the programs are compiled: a plan estimates {format_bytes(smallest)} as the "
+            "smallest that works (`reblock plan` shows of what)"
+        )
 
 
 def default_output_dir(model: str) -> str:

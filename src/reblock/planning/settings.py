@@ -8,15 +8,15 @@ by the other kind, where the compiler would only say so.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from reblock.block_count import parse_block_count
 from reblock.config import DTYPE_BYTES
 from reblock.errors import InvalidOption
-from reblock.options import CompileOptions, ResolvedOptions
+from reblock.options import CompileOptions, ResolvedOptions, WeightDtype
 
 if TYPE_CHECKING:
-    from reblock.options import AttnImpl, WeightDtype
+    from reblock.options import AttnImpl
     from reblock.planning.target import Target
 
 __all__ = ["PlanSettings", "resolve_shapes"]
@@ -196,8 +196,9 @@ def _check_bytes(value: object) -> None:
 
 def _dtype(option: str, name: object) -> str:
     known = _DTYPE_NAMES.get(name, name) if isinstance(name, str) else repr(name)
-    if known not in DTYPE_BYTES:
+    choices = get_args(WeightDtype) if option == "weight_dtype" else tuple(DTYPE_BYTES)
+    if known not in choices:
         raise InvalidOption(
-            f"{option}={name!r} is not known; choose one of {', '.join(DTYPE_BYTES)}", option=option
+            f"{option}={name!r} is not known; choose one of {', '.join(choices)}", option=option
         )
     return known

@@ -13,7 +13,7 @@ from reblock.backends.loading import check_backend
 from reblock.backends.torch.host import check_host
 from reblock.backends.torch.kv_cache import KVCache
 from reblock.backends.torch.program import LoadedProgram, ProgramInputs
-from reblock.backends.torch.weights import map_weights
+from reblock.backends.torch.weights import check_weight_dtype, map_weights
 from reblock.engine.limits import EngineLimits
 from reblock.engine.text import read_eos_token_ids
 from reblock.errors import ArtifactMismatch, CorruptArtifact
@@ -60,6 +60,7 @@ class TorchRunner:
         self._limits = _limits(artifact.directory, config, num_blocks, vocab_size=sizes.pop())
         self._prefill = programs.pop("prefill")
         self._decoders = {program.batch: program for program in programs.values()}
+        check_weight_dtype(self.weights, config.weight_dtype, path=artifact.directory)
 
     @property
     def limits(self) -> EngineLimits:
@@ -152,6 +153,7 @@ def load_runner(artifact: Artifact, num_threads: int | None = None) -> TorchRunn
         HostMismatch: it was compiled for another torch or another processor.
         CorruptArtifact: a program is not the one that was compiled, or it or the weights cannot
             be loaded.
+        ArtifactMismatch: the programs, the weights and rbln_config.json contradict each other.
         DoesNotFit: there is not enough memory for its KV cache.
     """
     config = artifact.config

@@ -253,7 +253,7 @@ def load_model(source: ModelSource, dtype: Dtype) -> nn.Module:
     """Return the model with its weights in memory and transformers' own attention.
 
     Raises:
-        NotCompilable: the weights cannot be read.
+        NotCompilable: the weights cannot be read, or some are no finite numbers.
     """
     from transformers import AutoModelForCausalLM
 
@@ -266,7 +266,21 @@ def load_model(source: ModelSource, dtype: Dtype) -> nn.Module:
     except Exception as error:
         raise NotCompilable(f"its weights cannot be read: {_first_line(error)}") from error
     loaded: nn.Module = model.eval()
+    _check_finite(loaded)
     return loaded
+
+
+def _check_finite(model: nn.Module) -> None:
+    """Refuse weights with an infinity or NaN: no level of int8 stands for them."""
+    for name, weight in model.named_parameters():
+        if not weight.is_floating_point() or weight.numel() == 0:
+            continue
+        # NaN is both the least and the most; a mask would take memory besides.
+        if not torch.stack(torch.aminmax(weight.detach())).isfinite().all():
+            raise NotCompilable(
+                f"its weight {name!r} has values that are infinite or NaN; its files are damaged, "
+                f"or their values exceed {str(weight.dtype).removeprefix('torch.')}"
+            )
 
 
 def save_description(source: ModelSource, directory: str) -> str | None:

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from reblock.backends.torch.native.pack import is_packed
 from reblock.backends.torch.refusal import NotCompilable
-from reblock.errors import CorruptArtifact
+from reblock.errors import ArtifactMismatch, CorruptArtifact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor, nn
 
-__all__ = ["WEIGHTS_FILE", "layout_digest", "map_weights", "save_weights"]
+__all__ = ["WEIGHTS_FILE", "check_weight_dtype", "layout_digest", "map_weights", "save_weights"]
 
 # Not transformers' own name: the tensors are named after the modules of the model, which need not
 # be the names that its checkpoints have.
@@ -61,6 +62,24 @@ def layout_digest(tensors: Mapping[str, Tensor]) -> str:
     """
     layout = sorted((name, str(t.dtype), tuple(t.shape)) for name, t in tensors.items())
     return hashlib.sha256(repr(layout).encode()).hexdigest()
+
+
+def check_weight_dtype(weights: Mapping[str, Tensor], weight_dtype: str, *, path: str) -> None:
+    """Check that linear layers keep their weights in the type that `rbln_config.json` states.
+
+    Programs do not depend on it, but people who choose an artifact by it do.
+
+    Raises:
+        ArtifactMismatch: They keep them in another.
+    """
+    kept = {str(t.dtype).removeprefix("torch.") for t in weights.values() if is_packed(t)}
+    # A module of a model's own may keep its weights in a type of its own beside it.
+    if kept and weight_dtype not in kept:
+        raise ArtifactMismatch(
+            f"its linear layers keep their weights in {', '.join(sorted(kept))}, but "
+            f"rbln_config.json says {weight_dtype}",
+            path=path,
+        )
 
 
 def map_weights(directory: str, files: Sequence[str]) -> dict[str, Tensor]:

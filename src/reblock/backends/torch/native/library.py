@@ -99,7 +99,11 @@ def load(path: str) -> None:
     programs that run on it. The file is not needed any more afterwards.
 
     Raises:
-        OSError: it is no library that can be loaded here.
+        OSError: it is no library that can be loaded here, or one without the operators.
     """
+    if is_loaded():
+        return
+    torch.ops.load_library(path)
+    # Else the first program to run would find out, in the middle of torch's code.
     if not is_loaded():
-        torch.ops.load_library(path)
+        raise OSError(f"{path}: has none of the operators")

@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -116,6 +117,9 @@ Tensor embedding_op(const Tensor& ids_any, const Tensor& packed,
   return y;
 }
 
+// So far from the end of the integers that the positions of a row's tokens are integers, too.
+constexpr int64_t kLastStart = std::numeric_limits<int64_t>::max() / 2;
+
 // The tensors of an attention call, and what is checked before any memory is touched.
 struct Call {
   const Tensor &query, &key, &value, &key_cache, &value_cache;
@@ -132,9 +136,12 @@ struct Call {
     int64_t real = *pointer<int64_t>(num_rows);
     STD_TORCH_CHECK(real >= 1 && real <= s.rows, "reblock: ", real, " real rows of ", s.rows);
     s.real_rows = real;
-    for (int64_t row = 0; row < real; row++)
+    for (int64_t row = 0; row < real; row++) {
       STD_TORCH_CHECK(s.start[row] >= 0 && s.lengths[row] >= 1 && s.lengths[row] <= s.tokens,
                       "reblock: row ", row, " has ", s.lengths[row], " of ", s.tokens, " tokens");
+      STD_TORCH_CHECK(s.start[row] <= kLastStart, "reblock: row ", row, " starts at ", s.start[row],
+                      ", past the last position that can be counted");
+    }
     return s;
   }
 
@@ -145,6 +152,9 @@ struct Call {
                         value.scalar_type() == query.scalar_type() &&
                         value_cache.scalar_type() == key_cache.scalar_type(),
                     "reblock: queries, keys and values must be of one type");
+    STD_TORCH_CHECK(key.size(1) > 0 && key_cache.size(2) > 0,
+                    "reblock: there are ", key.size(1), " heads of keys and ", key_cache.size(2),
+                    " positions in a block");
     STD_TORCH_CHECK(query.size(3) == key.size(3) && query.size(1) % key.size(1) == 0 &&
                         query.size(0) == key.size(0) && query.size(2) == key.size(2),
                     "reblock: queries and keys do not go together");
@@ -166,7 +176,8 @@ struct Call {
 void check_places(const AttentionShape& shape, const int64_t* where, int64_t width, int64_t length,
                   int64_t num_places) {
   for (int64_t row = 0; row < shape.real_rows; row++) {
-    int64_t used = length == 0 ? 1 : (shape.start[row] + shape.lengths[row] + length - 1) / length;
+    int64_t last = shape.start[row] + shape.lengths[row] - 1;
+    int64_t used = length == 0 ? 1 : last / length + 1;
     STD_TORCH_CHECK(used <= width, "reblock: row ", row, " needs ", used, " blocks of ", width);
     for (int64_t i = 0; i < used; i++) {
       int64_t place = where[row * width + i];

@@ -13,7 +13,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["PANEL", "Quantized", "dequantize", "pack", "packed_shape", "quantize", "unpack"]
+__all__ = [
+    "PANEL",
+    "Quantized",
+    "dequantize",
+    "is_packed",
+    "pack",
+    "packed_shape",
+    "quantize",
+    "unpack",
+]
 
 # As kPanel in vector.h.
 PANEL = 16
@@ -41,6 +50,11 @@ def pack(weight: Tensor) -> Tensor:
     return weight.reshape(panels, panel, words, of_word).transpose(1, 2).contiguous()
 
 
+def is_packed(tensor: Tensor) -> bool:
+    """Return whether a tensor of a model is a weight of a linear layer, packed."""
+    return tensor.dim() == 4 and tensor.shape[2:] == packed_shape(1, 1, tensor.dtype)[2:]
+
+
 def unpack(packed: Tensor, outputs: int, inputs: int) -> Tensor:
     """Return the weight [outputs, inputs] that `packed` was made of."""
     panels, words, panel, of_word = packed.shape
@@ -55,8 +69,8 @@ def quantize(weight: Tensor) -> Quantized:
     """
     exact = weight.to(torch.float32)
     scales = exact.abs().amax(dim=1) / 127
-    # A row of zeros has nothing to scale.
-    scales = torch.where(scales > 0, scales, torch.ones_like(scales))
+    # A row of zeros has nothing to scale. One with a NaN stays NaN, to be noticed.
+    scales = torch.where(scales == 0, torch.ones_like(scales), scales)
     levels = torch.round(exact / scales[:, None]).clamp(-127, 127)
     return Quantized(levels.to(torch.int8), scales)
 
