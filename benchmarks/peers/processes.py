@@ -31,8 +31,8 @@ class Worker:
     def __init__(self, info: EngineInfo, python: str, log: Path, threads: int) -> None:
         self._log = log
         environment = {
-            # Threads wait as libgomp has them wait where it is told nothing: they spin for a moment,
-            # then sleep. reblock by itself lets them sleep at once, for machines that do other work.
+            # As libgomp does where it is told nothing: threads spin for a moment while they wait,
+            # then sleep. reblock lets them sleep at once, for machines that do other work.
             "GOMP_SPINCOUNT": "300000",
             **os.environ,
             "HF_HUB_OFFLINE": "1",
