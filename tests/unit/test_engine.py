@@ -1,15 +1,11 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-import reblock
 from fakes import (
     ByteTokenizer,
     FakeRunner,
@@ -18,6 +14,7 @@ from fakes import (
     continue_alone,
     make_limits,
 )
+from loaded_modules import modules_loaded_by
 from reblock.engine import Engine, SamplingParams, TokenOutput
 from reblock.errors import DoesNotFit, InvalidBlockCount, RequestTooLarge, UsageError
 
@@ -584,16 +581,5 @@ def test_an_engine_that_lost_a_block_says_so_when_it_becomes_idle(engines: list[
 
 
 def test_the_engine_package_loads_neither_torch_nor_transformers() -> None:
-    code = (
-        "import sys, reblock.engine, reblock.engine.text, reblock.cli.generate\n"
-        "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
-    )
-    source = os.path.dirname(os.path.dirname(reblock.__file__))
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": source},
-    )
-    assert done.stdout.strip() == "[]"
+    imports = "reblock.engine, reblock.engine.text, reblock.cli.generate"
+    assert modules_loaded_by(imports, "torch", "transformers", "numpy") == []
