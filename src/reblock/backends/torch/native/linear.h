@@ -50,10 +50,19 @@ void pack_rows(const X* x, int64_t given, const LinearShape& shape, float* packe
     int64_t real = shape.rows - first < height ? shape.rows - first : height;
     if (real < height || given < inputs) std::memset(to, 0, inputs * height * sizeof(float));
     // A few inputs of all rows at a time, so that what is written stays in the L1 cache.
-    for (int64_t from = 0; from < given; from += kPanel)
-      for (int64_t m = 0; m < real; m++)
-        for (int64_t k = from; k < from + kPanel && k < given; k++)
+    for (int64_t from = 0; from < given; from += kPanel) {
+      int64_t end = from + kPanel < given ? from + kPanel : given, m = 0;
+      for (; m + 4 <= real; m += 4) {
+        const X* rows = x + (first + m) * given;
+        int64_t k = from;
+        for (; k + 4 <= end; k += 4) transpose(rows + k, given, to + k * height + m, height);
+        for (; k < end; k++)
+          for (int64_t i = 0; i < 4; i++) to[k * height + m + i] = to_float(rows[i * given + k]);
+      }
+      for (; m < real; m++)
+        for (int64_t k = from; k < end; k++)
           to[k * height + m] = to_float(x[(first + m) * given + k]);
+    }
   };
   if (shape.rows * inputs < 16384)
     for (int64_t tile = 0; tile < shape.tiles(); tile++) pack(tile);
@@ -105,6 +114,16 @@ struct Linear {
     return room;
   }
 
+  // Asks for the `part`-th of `parts` parts of a chunk of weights, kDepth inputs at most, into the L2
+  // cache: the L1 cache is full of what is used meanwhile.
+  static void fetch(const W* chunk, int64_t inputs, int64_t part, int64_t parts) {
+    auto at = reinterpret_cast<const char*>(chunk);
+    int64_t depth = inputs < kDepth ? inputs : kDepth;
+    int64_t lines = (depth * kPanel * int64_t(sizeof(W)) + 63) / 64;
+    for (int64_t i = lines * part / parts; i < lines * (part + 1) / parts; i++)
+      __builtin_prefetch(at + i * 64, 0, 2);
+  }
+
   // Adds the product of inputs [first, last) to the sums [tiles][tile rows][16] of one panel.
   void accumulate(int64_t panel, int64_t first, int64_t last, float* sums) const {
     int64_t inputs = shape.inputs, tiles = shape.tiles(), height = shape.tile_rows();
@@ -115,10 +134,15 @@ struct Linear {
     for (int64_t k = first; k < last; k += kDepth) {
       int64_t depth = last - k < kDepth ? last - k : kDepth;
       const W* w = packed + (panel * inputs + k) * kPanel;
+      // Where it goes on: in this panel, else at the same inputs of the next one.
+      bool is_end = k + kDepth >= last;
+      const W* next = is_end ? packed + ((panel + 1) * inputs + first) * kPanel : w + kDepth * kPanel;
+      bool is_last = is_end && panel + 1 == shape.panels();
       bool is_wide = sizeof(W) < 4 && tiles > 1;
       const float* wide = is_wide ? widened(w, depth / kInputs, room) : nullptr;
       for (int64_t t = 0; t < tiles; t++) {
         const float* tile = x + (t * inputs + k) * height;
+        if (tiles > 1 && !is_last) fetch(next, last - (is_end ? first : k + kDepth), t, tiles);
         if (is_wide)
           add_wide(tile, wide, depth, sums + t * height * kPanel);
         else

@@ -179,8 +179,32 @@ REBLOCK_INLINE float highest(Vec vector) {
 #if defined(__clang__)
 #define REBLOCK_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define REBLOCK_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, IntVec{__VA_ARGS__})
+#define REBLOCK_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, decltype(a > b){__VA_ARGS__})
 #endif
+
+REBLOCK_INLINE Quad load_quad(const float* from) {
+  Quad out;
+  std::memcpy(&out, from, sizeof out);
+  return out;
+}
+
+REBLOCK_INLINE Quad load_quad(const BFloat16* from) {
+  return Quad{to_float(from[0]), to_float(from[1]), to_float(from[2]), to_float(from[3])};
+}
+
+// Writes four rows of four, `step` apart, as four rows `to_step` apart, turned over.
+template <class X>
+REBLOCK_INLINE void transpose(const X* from, int64_t step, float* to, int64_t to_step) {
+  Quad a = load_quad(from), b = load_quad(from + step);
+  Quad c = load_quad(from + 2 * step), d = load_quad(from + 3 * step);
+  Quad ac_low = REBLOCK_SHUFFLE(a, c, 0, 4, 1, 5), ac_high = REBLOCK_SHUFFLE(a, c, 2, 6, 3, 7);
+  Quad bd_low = REBLOCK_SHUFFLE(b, d, 0, 4, 1, 5), bd_high = REBLOCK_SHUFFLE(b, d, 2, 6, 3, 7);
+  Quad out[4] = {REBLOCK_SHUFFLE(ac_low, bd_low, 0, 4, 1, 5),
+                 REBLOCK_SHUFFLE(ac_low, bd_low, 2, 6, 3, 7),
+                 REBLOCK_SHUFFLE(ac_high, bd_high, 0, 4, 1, 5),
+                 REBLOCK_SHUFFLE(ac_high, bd_high, 2, 6, 3, 7)};
+  for (int i = 0; i < 4; i++) std::memcpy(to + i * to_step, &out[i], sizeof(Quad));
+}
 
 // The sums of four vectors, a step for all of them at once.
 REBLOCK_INLINE Quad sums(Vec a, Vec b, Vec c, Vec d) {
