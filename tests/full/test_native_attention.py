@@ -136,3 +136,15 @@ def test_no_heads_of_keys_and_blocks_without_positions_are_refused(is_ring: bool
     )
     with pytest.raises(RuntimeError, match="2 heads of keys and 0 positions"):
         run(case, empty)
+
+
+@pytest.mark.parametrize("is_ring", [False, True])
+@pytest.mark.parametrize("case", [Attention(), CHUNK])
+def test_a_query_without_heads_only_stores_the_new_tokens(case: Attention, is_ring: bool) -> None:
+    case = replace(case, is_ring=is_ring)
+    expected, tensors = make_tensors(case), make_tensors(case)
+    run(case, expected)
+    tensors.query = tensors.key[:, :0]
+    assert run(case, tensors).numel() == 0
+    assert torch.equal(tensors.key_cache, expected.key_cache)
+    assert torch.equal(tensors.value_cache, expected.value_cache)

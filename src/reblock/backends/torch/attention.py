@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -31,6 +31,7 @@ __all__ = [
     "AttentionTarget",
     "PagedCache",
     "SlidingCache",
+    "Storing",
     "attending",
     "read_call",
     "register",
@@ -233,6 +234,27 @@ class SlidingCache(_Cache):
             call.softcap or 0.0,
             _exact(call.sinks),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Storing:
+    """Stores new tokens in a cache and attends to nothing: the output is zero."""
+
+    cache: PagedCache | SlidingCache
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: AttentionCall,
+    ) -> Tensor:
+        """Write the new tokens into the cache."""
+        # Of the keys: of the queries, the compiler would have to compute them.
+        no_heads = key[:, :0]
+        self.cache.attend(no_heads, key, value, replace(call, sinks=None))
+        batch, heads, tokens, _ = query.shape
+        return query.new_zeros((batch, tokens, heads, value.shape[3]))
 
 
 def _exact(sinks: Tensor | None) -> Tensor | None:

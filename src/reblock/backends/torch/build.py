@@ -31,7 +31,7 @@ __all__ = ["CompiledPiece", "PieceTask", "check_compiler", "compile_pieces", "pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceTask:
-    """A piece to compile: "prologue", "epilogue" or "layer_<index>"."""
+    """A piece to compile: "prologue", "epilogue", "layer_<index>" or "last_<index>"."""
 
     piece: str
     config_dir: str

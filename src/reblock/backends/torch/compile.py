@@ -328,7 +328,12 @@ def _compile(
             isa=host_isa(),
             shapes=describe.piece_shapes(model.options),
         )
-        for piece in [*(f"layer_{kind}" for kind in kinds), "prologue", "epilogue"]
+        for piece in [
+            *(f"layer_{kind}" for kind in kinds),
+            f"last_{model.structure.kinds[-1]}",
+            "prologue",
+            "epilogue",
+        ]
     ]
     done = 0
 
@@ -373,15 +378,18 @@ def _package(
     """
     metas = describe.cache_metas(model.structure, model.options, model.dtype)
     for name, (rows, tokens) in describe.programs(model.options).items():
+        graph = describe.graph(model.shapes, model.structure, name, rows=rows, tokens=tokens)
+        used = {"prologue", "epilogue", native.PIECE, *(each["piece"] for each in graph["layers"])}
         content = {
             "format_version": 1,
             "name": name,
             "kvcache_num_blocks": count,
             "alloc": alloc,
             "dram": describe.cache_bytes(metas, count),
-            "graph": describe.graph(model.shapes, model.structure, rows=rows, tokens=tokens),
+            "graph": graph,
         }
-        package_program(os.path.join(directory, f"{name}.rbln"), pieces, content)
+        own = {piece: files for piece, files in pieces.items() if piece in used}
+        package_program(os.path.join(directory, f"{name}.rbln"), own, content)
         alloc = {term: [[0]] for term in alloc}
 
 

@@ -38,6 +38,7 @@ def piece_shapes(options: ResolvedOptions) -> PieceShapes:
     """Return how large the dimensions of the programs' pieces can get."""
     return PieceShapes(
         max_batch=options.batch_size,
+        num_rings=options.batch_size,
         max_tokens=options.prefill_chunk_size,
         block_size=options.kvcache_block_size,
         max_seq_len=options.max_seq_len,
@@ -83,8 +84,10 @@ def cache_bytes(metas: list[dict[str, Any]], num_blocks: int) -> dict[str, list[
     return sizes
 
 
-def graph(model: nn.Module, structure: Structure, *, rows: int, tokens: int) -> dict[str, Any]:
-    """Return how a program's pieces are put together, as `LoadedProgram` reads it."""
+def graph(
+    model: nn.Module, structure: Structure, name: str, *, rows: int, tokens: int
+) -> dict[str, Any]:
+    """Return how the pieces of program `name` are put together, as `LoadedProgram` reads it."""
     embedding: Any = cast("PreTrainedModel", model).get_input_embeddings()
     outside = list(nonlayer_tensors(model, structure.layers_path))
     layers = model.get_submodule(structure.layers_path)
@@ -101,6 +104,8 @@ def graph(model: nn.Module, structure: Structure, *, rows: int, tokens: int) -> 
                 "weights": [f"{structure.layers_path}.{index}.{name}" for name in names],
             }
         )
+    if name == "prefill":
+        described[-1]["piece"] = f"last_{structure.kinds[-1]}"
     return {
         "batch": rows,
         "tokens": tokens,

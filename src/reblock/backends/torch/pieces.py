@@ -8,19 +8,20 @@ prefill calls it with B = 1 and a chunk of tokens, a decoder with T = 1.
     prologue   ids [B, T], positions [B, T], weights...       -> hidden [B, T, E], shared...
     layer      hidden, start [B], num_tokens [B], num_rows [1], tables [B, W] or slots [B],
                key cache, value cache, shared..., weights...  -> hidden; writes the caches
+    last       the same for a prefill's last layer, with B = 1 -> hidden [1, 1, E] of its last token
     epilogue   hidden, num_tokens [B], weights...             -> logits [B, vocabulary], float32
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from reblock.backends.torch.attention import PagedCache, SlidingCache, attending
+from reblock.backends.torch.attention import PagedCache, SlidingCache, Storing, attending
 from reblock.backends.torch.refusal import NotCompilable
 from reblock.backends.torch.structure import (
     LayerCall,
@@ -34,7 +35,17 @@ from reblock.backends.torch.structure import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PieceShapes", "cache_shape", "epilogue", "export_piece", "layer", "prologue"]
+    from reblock.backends.torch.attention import AttentionTarget
+
+__all__ = [
+    "PieceShapes",
+    "cache_shape",
+    "epilogue",
+    "export_piece",
+    "last_layer",
+    "layer",
+    "prologue",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +53,7 @@ class PieceShapes:
     """How large the dimensions of the pieces can get, over all programs."""
 
     max_batch: int
+    num_rings: int  # of a layer with a window: one for each sequence that may run
     max_tokens: int
     block_size: int
     max_seq_len: int
@@ -58,7 +70,7 @@ def cache_shape(
     """Return the shapes of the key and the value cache of layer `index`."""
     shape = structure.shapes[index]
     if shape.window is not None:
-        first, length = shapes.max_batch, shape.window
+        first, length = shapes.num_rings, shape.window
     else:
         first, length = num_blocks, shapes.block_size
     return (
@@ -108,8 +120,8 @@ class _Layer(nn.Module):
         self._module = (module,)
         self._call = call
         self._is_sliding = is_sliding
-        named = [*module.named_parameters(), *module.named_buffers()]
-        self.names = tuple(name for name, _ in named)
+        self.tensors = dict([*module.named_parameters(), *module.named_buffers()])
+        self.names = tuple(self.tensors)
 
     def forward(
         self,
@@ -131,11 +143,29 @@ class _Layer(nn.Module):
             "num_tokens": num_tokens,
             "num_rows": num_rows,
         }
-        target: PagedCache | SlidingCache
+        cache: PagedCache | SlidingCache
         if self._is_sliding:
-            target = SlidingCache(**caches, slots=where)
+            cache = SlidingCache(**caches, slots=where)
         else:
-            target = PagedCache(**caches, block_tables=where)
+            cache = PagedCache(**caches, block_tables=where)
+        return self._answer(cache, hidden, shared, weights)
+
+    def _answer(
+        self,
+        cache: PagedCache | SlidingCache,
+        hidden: Tensor,
+        shared: tuple[Tensor, ...],
+        weights: tuple[Tensor, ...],
+    ) -> Tensor:
+        return self._call_module(cache, hidden, shared, weights)
+
+    def _call_module(
+        self,
+        target: AttentionTarget,
+        hidden: Tensor,
+        shared: tuple[Tensor, ...],
+        weights: tuple[Tensor, ...],
+    ) -> Tensor:
         args, kwargs = self._call.arguments(hidden, shared)
         with attending(target):
             output = functional_call(
@@ -143,6 +173,40 @@ class _Layer(nn.Module):
             )
         result: Tensor = output[0] if isinstance(output, tuple) else output
         return result
+
+
+class _LastLayer(_Layer):
+    """A layer of which only the last token's answer is wanted.
+
+    All it does for the other tokens is to store their keys and values: the compiler drops what the
+    first of the two calls computes besides.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        call: LayerCall,
+        is_sliding: bool,
+        token_dims: tuple[int | None, ...],
+    ) -> None:
+        super().__init__(module, call, is_sliding)
+        self._token_dims = token_dims
+
+    def _answer(
+        self,
+        cache: PagedCache | SlidingCache,
+        hidden: Tensor,
+        shared: tuple[Tensor, ...],
+        weights: tuple[Tensor, ...],
+    ) -> Tensor:
+        self._call_module(Storing(cache), hidden, shared, weights)
+        last = cache.num_tokens - 1  # [1]
+        own = replace(cache, start=cache.start + last, num_tokens=torch.ones_like(cache.num_tokens))
+        shared = tuple(
+            tensor if dim is None else tensor.index_select(dim, last)
+            for tensor, dim in zip(shared, self._token_dims, strict=True)
+        )
+        return self._call_module(own, hidden.index_select(1, last), shared, weights)
 
 
 class _Epilogue(nn.Module):
@@ -275,18 +339,36 @@ def epilogue(model: nn.Module, structure: Structure, shapes: PieceShapes) -> Pie
 
 def layer(model: nn.Module, structure: Structure, shapes: PieceShapes, index: int) -> Piece:
     """Return the piece for layer `index` and all that are like it."""
-    layers = model.get_submodule(structure.layers_path)
-    assert isinstance(layers, nn.ModuleList)
     example = _example(model, structure, shapes, index)
     is_sliding = structure.shapes[index].window is not None
-    module = _Layer(layers[index], example.call, is_sliding)
-    named = dict([*layers[index].named_parameters(), *layers[index].named_buffers()])
-    weights = _zeros_like(named, module.names)
+    module = _Layer(_module(model, structure, index), example.call, is_sliding)
+    return _layer_piece(module, example, structure, shapes, index)
+
+
+def last_layer(model: nn.Module, structure: Structure, shapes: PieceShapes, index: int) -> Piece:
+    """Return the piece for layer `index` where it is the last one of a prefill."""
+    one_row = replace(shapes, max_batch=1)
+    example = _example(model, structure, one_row, index)
+    is_sliding = structure.shapes[index].window is not None
+    # The tokens are all that varies in a single row.
+    dims = tuple(next(iter(dynamic), None) if dynamic else None for _, dynamic in example.shared)
+    module = _LastLayer(_module(model, structure, index), example.call, is_sliding, dims)
+    return _layer_piece(module, example, structure, one_row, index)
+
+
+def _module(model: nn.Module, structure: Structure, index: int) -> nn.Module:
+    return model.get_submodule(f"{structure.layers_path}.{index}")
+
+
+def _layer_piece(
+    module: _Layer, example: _Example, structure: Structure, shapes: PieceShapes, index: int
+) -> Piece:
+    weights = _zeros_like(module.tensors, module.names)
     width = shapes.max_width
     num_blocks = max(2, shapes.max_batch) * width
     key_shape, value_shape = cache_shape(structure, index, shapes, num_blocks)
     dtype = example.hidden.dtype
-    if is_sliding:
+    if structure.shapes[index].window is not None:
         where = torch.arange(shapes.max_batch)
         where_dims, cache_dims = _rows(shapes), None
     else:

@@ -148,7 +148,9 @@ class LoadedProgram:
             (hidden,) = layer.run(
                 [hidden, *place, where, *caches, *own[layer.shared], *layer.weights]
             )
-        (logits,) = self._epilogue([hidden, inputs.num_tokens, *self._epilogue_weights])
+        # A prefill's last layer has answered for the last token only.
+        left = inputs.num_tokens.clamp(max=hidden.shape[1])
+        (logits,) = self._epilogue([hidden, left, *self._epilogue_weights])
         return logits
 
 

@@ -44,6 +44,8 @@ def _compile(task: dict[str, Any]) -> list[str]:
             piece = pieces.epilogue(model, structure, shapes)
         case ["layer", index]:
             piece = pieces.layer(model, structure, shapes, int(index))
+        case ["last", index]:
+            piece = pieces.last_layer(model, structure, shapes, int(index))
         case _:
             raise ValueError(f"unknown piece {task['piece']!r}")
     exported = pieces.export_piece(piece)

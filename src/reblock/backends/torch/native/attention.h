@@ -107,6 +107,7 @@ void attend_many(const AttentionShape& shape, const Cache<C>& cache, const Strid
 
 template <class C, class X>
 void attend(const AttentionShape& shape, const Cache<C>& cache, const Strided<X>& query, X* out) {
+  if (shape.heads == 0) return;  // the tokens are only stored
   if (shape.has_padding())
     std::memset(static_cast<void*>(out), 0,
                 shape.rows * shape.tokens * shape.heads * shape.value_size * sizeof(X));

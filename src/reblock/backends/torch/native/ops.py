@@ -8,7 +8,7 @@
 Importing this module is enough to export a model; to run one takes the library that is built from
 `ops.cpp` (see library.py). Shapes are those of attention.py: query [B, H, T, D], key [B, K, T, D],
 value [B, K, T, E]; rows past `num_rows` and tokens past `num_tokens` write nothing and give zeros.
-`softcap` and `window` are 0 where there is none.
+`softcap` and `window` are 0 where there is none. A query without heads only stores the new tokens.
 """
 
 from __future__ import annotations
