@@ -68,7 +68,8 @@ ENVIRONMENT = """\
 | `REBLOCK_DEBUG=1` | errors come with their traceback |
 | `CXX` | the C++ compiler that `compile` calls; without it, `g++` |
 | `OMP_NUM_THREADS` | threads that `generate` and `bench` compute with, where `--threads` is not given |
-| `OMP_WAIT_POLICY` | read by OpenMP; `passive` where it is not set: threads that spin while they wait get in the way of other work on the same cores |
+| `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` | read by OpenMP; where neither is set, threads that wait spin for some 10 us and then sleep. On a machine that does other work, too, set `OMP_WAIT_POLICY=passive` |
+| `MALLOC_TRIM_THRESHOLD_`, `GLIBC_TUNABLES` and the like | read by glibc; where none of them is set, 64 MiB that programs have freed are kept for the next one |
 | `HF_HUB_OFFLINE=1` | models are taken from local files only (read by Hugging Face's libraries) |
 """
 

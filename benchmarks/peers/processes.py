@@ -31,9 +31,6 @@ class Worker:
     def __init__(self, info: EngineInfo, python: str, log: Path, threads: int) -> None:
         self._log = log
         environment = {
-            # As libgomp does where it is told nothing: threads spin for a moment while they wait,
-            # then sleep. reblock lets them sleep at once, for machines that do other work.
-            "GOMP_SPINCOUNT": "300000",
             **os.environ,
             "HF_HUB_OFFLINE": "1",
             "TQDM_DISABLE": "1",

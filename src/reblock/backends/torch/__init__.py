@@ -15,19 +15,17 @@ loaded      the process that compares the memory of an artifact with its plan
 host        instruction sets and torch versions
 kv_cache    the memory of a running cache
 program     a compiled program in memory
+process     how its threads wait and what memory it keeps
 runner      all programs of an artifact: what the engine runs
 """
 
 from __future__ import annotations
 
-import os
+from reblock.backends.torch.process import set_waiting
 
-# Before torch is loaded, which is when OpenMP reads it. Threads of the default policy spin while
-# they wait. Where other work shares the cores, that takes the time from the thread they wait for:
-# an answer took 40 s that takes 3 s so, on 2 cores with 10 runnable processes.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+set_waiting()  # before torch is loaded
 
-from reblock.backends.torch.compile import CompileReport, compile_model
-from reblock.backends.torch.runner import TorchRunner, load_runner
+from reblock.backends.torch.compile import CompileReport, compile_model  # noqa: E402
+from reblock.backends.torch.runner import TorchRunner, load_runner  # noqa: E402
 
 __all__ = ["CompileReport", "TorchRunner", "compile_model", "load_runner"]

@@ -12,6 +12,7 @@ from reblock.artifact.reader import open_artifact
 from reblock.backends.loading import check_backend
 from reblock.backends.torch.host import check_host
 from reblock.backends.torch.kv_cache import KVCache
+from reblock.backends.torch.process import keep_freed_memory
 from reblock.backends.torch.program import LoadedProgram, ProgramInputs
 from reblock.backends.torch.weights import check_weight_dtype, map_weights
 from reblock.engine.limits import EngineLimits
@@ -31,6 +32,7 @@ class TorchRunner:
     """The torch backend's side of `reblock.engine.Runner`."""
 
     def __init__(self, artifact: Artifact, num_blocks: int) -> None:
+        keep_freed_memory()
         config = artifact.config
         self._config = config
         self.cache = KVCache(config.cache_metas, num_blocks)
