@@ -103,9 +103,10 @@ Weight<W> make_weight(int64_t outputs, int64_t inputs) {
 template <class X, class W>
 std::vector<X> run_linear(const X* x, int64_t rows, const Weight<W>& weight, const float* bias) {
   std::vector<X> y(rows * weight.outputs);
-  LinearShape shape{rows, weight.words * kInputsOfWord<W>, weight.outputs};
-  linear(x, weight.inputs, weight.packed.data(),
-         weight.scales.empty() ? nullptr : weight.scales.data(), bias, shape, y.data());
+  LinearLayer<X, W> layer{weight.packed.data(),
+                          weight.scales.empty() ? nullptr : weight.scales.data(), bias,
+                          weight.outputs, y.data()};
+  linear<X, W>(x, weight.inputs, rows, weight.words * kInputsOfWord<W>, {layer});
   return y;
 }
 

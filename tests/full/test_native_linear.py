@@ -62,6 +62,43 @@ def test_linear_gives_a_row_the_same_bits_whatever_is_beside_it(
         assert torch.equal(together, alone[:rows]), rows
 
 
+@pytest.mark.parametrize("weight_dtype", WEIGHT_DTYPES)
+@pytest.mark.parametrize("rows", [1, 8, 40, 600])
+@pytest.mark.parametrize("outputs", [(50,), (64, 16, 16), (5, 700), (1, 1, 1, 200, 33)])
+def test_several_linears_of_one_x_have_the_bits_of_each_alone(
+    outputs: tuple[int, ...], rows: int, weight_dtype: torch.dtype
+) -> None:
+    x = torch.randn(2, rows, 301)
+    weights = [packed_weight(torch.randn(count, 301), weight_dtype)[:2] for count in outputs]
+    # One bias more than there are none.
+    biases = [torch.randn(count) if i % 2 == 0 else None for i, count in enumerate(outputs)]
+    packed, scales = (list(column) for column in zip(*weights, strict=True))
+    results = ops.linears(x, packed, scales, biases, outputs)
+    assert len(results) == len(outputs)
+    for result, (weight, scale), bias, count in zip(results, weights, biases, outputs, strict=True):
+        assert torch.equal(result, ops.linear(x, weight, scale, bias, count))
+
+
+def test_several_linears_of_no_rows_are_empty() -> None:
+    packed = [pack(torch.randn(16, 32)), pack(torch.randn(5, 32))]
+    results = ops.linears(torch.zeros(0, 32), packed, [None] * 2, [None] * 2, [16, 5])
+    assert [result.shape for result in results] == [(0, 16), (0, 5)]
+
+
+def test_several_linears_that_do_not_go_together_are_refused() -> None:
+    x, wide, short = torch.zeros(1, 32), pack(torch.zeros(16, 32)), pack(torch.zeros(16, 31))
+    narrow = pack(torch.zeros(16, 32).bfloat16())
+    for weights, outputs, message in (
+        ([], [], "there are 0 weights"),
+        ([wide, wide], [16], "1 numbers of outputs"),
+        ([wide, short], [16, 16], "are not"),
+        ([wide, wide], [16, 17], "are not"),
+        ([wide, narrow], [16, 16], "of one type"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            ops.linears(x, weights, [None] * len(weights), [None] * len(weights), outputs)
+
+
 def test_linear_with_no_rows_is_empty() -> None:
     y = ops.linear(torch.zeros(0, 32), pack(torch.randn(16, 32)), None, None, 16)
     assert y.shape == (0, 16)

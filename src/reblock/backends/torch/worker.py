@@ -30,7 +30,7 @@ def _shape_model(config_dir: str, dtype: Any, weight_dtype: Any, max_seq_len: in
 def _compile(task: dict[str, Any]) -> list[str]:
     import torch
 
-    from reblock.backends.torch import pieces
+    from reblock.backends.torch import native, pieces
     from reblock.backends.torch.host import compiler_march
 
     shapes = pieces.PieceShapes(**task["shapes"])
@@ -48,7 +48,8 @@ def _compile(task: dict[str, Any]) -> list[str]:
             piece = pieces.last_layer(model, structure, shapes, int(index))
         case _:
             raise ValueError(f"unknown piece {task['piece']!r}")
-    exported = pieces.export_piece(piece)
+    graph: Any = pieces.export_piece(piece).module()
+    native.group_linears(graph)
     options = {
         "aot_inductor.package": True,
         # Building the shared headers takes longer than they save on a handful of pieces.
@@ -64,7 +65,7 @@ def _compile(task: dict[str, Any]) -> list[str]:
         "cpp.dynamic_threads": True,
         "cpp.threads": max(2, os.cpu_count() or 2),
     }
-    files: Any = torch._inductor.aot_compile(exported.module(), piece.inputs, options=options)
+    files: Any = torch._inductor.aot_compile(graph, piece.inputs, options=options)
     # The C++ sources that come with them are not needed to run a program.
     return [str(file) for file in files if not str(file).endswith((".cpp", ".hpp"))]
 

@@ -5,6 +5,8 @@
 // to sixteen outputs, is zero.
 #pragma once
 
+#include <vector>
+
 #include "parallel.h"
 #include "vector.h"
 
@@ -165,48 +167,70 @@ struct Linear {
         assign(y + m * shape.outputs + first + n, sums[m * kPanel + n] * scale[n] + shift[n]);
   }
 
+  // Computes outputs [first * 16, last * 16) of all rows.
   template <class Y>
-  void run(Y* y) const {
-    int64_t panels = shape.panels(), rows = shape.tiles() * shape.tile_rows();
+  void run(int64_t first, int64_t last, Y* y) const {
+    static thread_local Scratch scratch;
+    int64_t rows = shape.tiles() * shape.tile_rows(), size = rows * kPanel;
     int64_t block = kBlockFloats / rows / kDepth * kDepth;
     block = block < kDepth ? kDepth : block;
-    // Pieces small enough that no thread is left with much when the others are done.
-    int64_t piece = panels / (num_threads() * 8);
-    piece = piece < 1 ? 1 : piece;
-    share_out((panels + piece - 1) / piece, [&](int64_t index) {
-      static thread_local Scratch scratch;
-      int64_t first = index * piece, size = rows * kPanel;
-      int64_t last = first + piece < panels ? first + piece : panels;
-      float* sums = scratch.room((last - first) * size);
-      std::memset(sums, 0, (last - first) * size * sizeof(float));
-      for (int64_t k = 0; k < shape.inputs; k += block)
-        for (int64_t panel = first; panel < last; panel++) {
-          int64_t end = k + block < shape.inputs ? k + block : shape.inputs;
-          accumulate(panel, k, end, sums + (panel - first) * size);
-        }
-      for (int64_t panel = first; panel < last; panel++)
-        finish(panel, sums + (panel - first) * size, y);
-    });
+    float* sums = scratch.room((last - first) * size);
+    std::memset(sums, 0, (last - first) * size * sizeof(float));
+    for (int64_t k = 0; k < shape.inputs; k += block)
+      for (int64_t panel = first; panel < last; panel++) {
+        int64_t end = k + block < shape.inputs ? k + block : shape.inputs;
+        accumulate(panel, k, end, sums + (panel - first) * size);
+      }
+    for (int64_t panel = first; panel < last; panel++)
+      finish(panel, sums + (panel - first) * size, y);
   }
 };
 
-// y [M, N] = x [M, K] times the packed weights, scaled and shifted.
+// What a layer multiplies x with, and where its results go.
 template <class X, class W>
-void linear(const X* x, int64_t given, const W* packed, const float* scales, const float* bias,
-            const LinearShape& shape, X* y) {
+struct LinearLayer {
+  const W* packed;
+  const float* scales;  // [N], or null
+  const float* bias;    // [N], or null
+  int64_t outputs;
+  X* y;  // [M, N]
+};
+
+// y [M, N] of each layer = x [M, K] times its packed weights, scaled and shifted.
+//
+// Layers of one x are taken together: x is packed once, and threads wait for each other once.
+template <class X, class W>
+void linear(const X* x, int64_t given, int64_t all_rows, int64_t inputs,
+            const std::vector<LinearLayer<X, W>>& layers) {
   static thread_local Scratch scratch;
-  for (int64_t row = 0; row < shape.rows; row += kMaxRows) {
-    int64_t rows = shape.rows - row < kMaxRows ? shape.rows - row : kMaxRows;
-    LinearShape part{rows, shape.inputs, shape.outputs};
+  int64_t panels = 0;
+  for (const auto& layer : layers) panels += (layer.outputs + kPanel - 1) / kPanel;
+  // Pieces small enough that no thread is left with much when the others are done.
+  int64_t piece = panels / (num_threads() * 8);
+  piece = piece < 1 ? 1 : piece;
+  for (int64_t row = 0; row < all_rows; row += kMaxRows) {
+    int64_t rows = all_rows - row < kMaxRows ? all_rows - row : kMaxRows;
+    LinearShape part{rows, inputs, 0};
     const float* ready;
-    if (sizeof(X) == 4 && rows == 1 && given == shape.inputs) {
+    if (sizeof(X) == 4 && rows == 1 && given == inputs) {
       ready = reinterpret_cast<const float*>(x + row * given);
     } else {
-      float* room = scratch.room(part.tiles() * part.tile_rows() * shape.inputs);
+      float* room = scratch.room(part.tiles() * part.tile_rows() * inputs);
       pack_rows(x + row * given, given, part, room);
       ready = room;
     }
-    Linear<W>{ready, packed, scales, bias, part}.run(y + row * shape.outputs);
+    share_out((panels + piece - 1) / piece, [&](int64_t index) {
+      // Of all panels in a row, those of the layers one behind the other.
+      int64_t first = index * piece, last = first + piece < panels ? first + piece : panels;
+      for (const auto& layer : layers) {
+        LinearShape shape{rows, inputs, layer.outputs};
+        int64_t count = shape.panels(), end = last < count ? last : count;
+        if (first < end)
+          Linear<W>{ready, layer.packed, layer.scales, layer.bias, shape}.run(
+              first, end, layer.y + row * layer.outputs);
+        first = first > count ? first - count : 0, last = last > count ? last - count : 0;
+      }
+    });
   }
 }
 

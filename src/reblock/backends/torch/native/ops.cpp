@@ -69,24 +69,48 @@ void with_weight_type(const Tensor& packed, const Use& use) {
     with_float_type(packed, "packed weights", use);
 }
 
-Tensor linear_op(const Tensor& x_any, const Tensor& packed, const std::optional<Tensor>& scales,
-                 const std::optional<Tensor>& bias, int64_t out_features) {
+using OptionalTensors = std::vector<std::optional<Tensor>>;
+
+std::vector<Tensor> linears_op(const Tensor& x_any, const std::vector<Tensor>& packed,
+                               const OptionalTensors& scales, const OptionalTensors& bias,
+                               const std::vector<int64_t>& out_features) {
+  size_t count = packed.size();
   STD_TORCH_CHECK(x_any.dim() > 0, "reblock: x has no dimension");
+  STD_TORCH_CHECK(count > 0 && scales.size() == count && bias.size() == count &&
+                      out_features.size() == count,
+                  "reblock: there are ", count, " weights, ", scales.size(), " scales, ",
+                  bias.size(), " biases and ", out_features.size(), " numbers of outputs");
   int64_t inputs = x_any.size(x_any.dim() - 1);
-  check_packed(packed, out_features, inputs);
+  for (size_t i = 0; i < count; i++) {
+    check_packed(packed[i], out_features[i], inputs);
+    STD_TORCH_CHECK(packed[i].scalar_type() == packed[0].scalar_type(),
+                    "reblock: the packed weights must be of one type");
+  }
   Tensor x = packed_in_memory(x_any);
   std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
-  sizes.back() = out_features;
-  Tensor y = new_like(x, sizes, x.scalar_type());
-  LinearShape shape{x.numel() / inputs, packed.size(1) * packed.size(3), out_features};
-  const float* scale = floats_or_null(scales, out_features, "scales");
-  const float* shift = floats_or_null(bias, out_features, "bias");
+  std::vector<Tensor> results;
+  for (int64_t outputs : out_features) {
+    sizes.back() = outputs;
+    results.push_back(new_like(x, sizes, x.scalar_type()));
+  }
   with_float_type(x, "x", [&](auto* from) {
-    with_weight_type(packed, [&](auto* weights) {
-      linear(from, inputs, weights, scale, shift, shape, static_cast<decltype(from)>(y.data_ptr()));
+    with_weight_type(packed[0], [&](auto* typed) {
+      using X = std::remove_pointer_t<decltype(from)>;
+      using W = std::remove_pointer_t<decltype(typed)>;
+      std::vector<LinearLayer<X, W>> layers;
+      for (size_t i = 0; i < count; i++)
+        layers.push_back({pointer<W>(packed[i]), floats_or_null(scales[i], out_features[i], "scales"),
+                          floats_or_null(bias[i], out_features[i], "bias"), out_features[i],
+                          pointer<X>(results[i])});
+      linear<X, W>(from, inputs, x.numel() / inputs, packed[0].size(1) * packed[0].size(3), layers);
     });
   });
-  return y;
+  return results;
+}
+
+Tensor linear_op(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& scales,
+                 const std::optional<Tensor>& bias, int64_t out_features) {
+  return linears_op(x, {packed}, {scales}, {bias}, {out_features})[0];
 }
 
 Tensor embedding_op(const Tensor& ids_any, const Tensor& packed,
@@ -245,6 +269,7 @@ Tensor ring_attention_op(const Tensor& query, const Tensor& key, const Tensor& v
 // Their signatures are in ops.py, so that a model can be exported before this is built.
 STABLE_TORCH_LIBRARY_IMPL(reblock, CPU, library) {
   library.impl("linear", TORCH_BOX(&reblock::linear_op));
+  library.impl("linears", TORCH_BOX(&reblock::linears_op));
   library.impl("embedding", TORCH_BOX(&reblock::embedding_op));
   library.impl("paged_attention", TORCH_BOX(&reblock::paged_attention_op));
   library.impl("ring_attention", TORCH_BOX(&reblock::ring_attention_op));

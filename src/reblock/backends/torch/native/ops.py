@@ -1,6 +1,7 @@
 """The native operators as torch knows them: names, arguments and shapes of results.
 
     linear           x [..., K] times a packed weight [N, K] -> [..., N], in x's type
+    linears          the same for several weights of one type -> a tensor for each
     embedding        rows of a packed weight [N, K] for ids [...] -> [..., K]
     paged_attention  writes new tokens into blocks and attends -> [B, T, H, E]
     ring_attention   the same on rings, whose length is the window
@@ -18,13 +19,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["NAMESPACE", "SCHEMAS", "embedding", "linear", "paged_attention", "ring_attention"]
+__all__ = [
+    "NAMESPACE",
+    "SCHEMAS",
+    "embedding",
+    "linear",
+    "linears",
+    "paged_attention",
+    "ring_attention",
+]
 
 NAMESPACE = "reblock"
 
 SCHEMAS = {
     "linear": (
         "(Tensor x, Tensor packed, Tensor? scales, Tensor? bias, int out_features) -> Tensor"
+    ),
+    "linears": (
+        "(Tensor x, Tensor[] packed, Tensor?[] scales, Tensor?[] bias, int[] out_features) "
+        "-> Tensor[]"
     ),
     "embedding": (
         "(Tensor ids, Tensor packed, Tensor? scales, int num_embeddings, int embedding_dim, "
@@ -46,6 +59,7 @@ for _name, _schema in SCHEMAS.items():
     torch.library.define(f"{NAMESPACE}::{_name}", _schema)
 
 linear = torch.ops.reblock.linear.default
+linears = torch.ops.reblock.linears.default
 embedding = torch.ops.reblock.embedding.default
 paged_attention = torch.ops.reblock.paged_attention.default
 ring_attention = torch.ops.reblock.ring_attention.default
@@ -54,6 +68,10 @@ ring_attention = torch.ops.reblock.ring_attention.default
 def _linear_shape(x: Tensor, *others: Any) -> Tensor:
     outputs = others[-1]
     return x.new_empty((*x.shape[:-1], outputs))
+
+
+def _linears_shape(x: Tensor, *others: Any) -> list[Tensor]:
+    return [_linear_shape(x, outputs) for outputs in others[-1]]
 
 
 def _embedding_shape(ids: Tensor, *others: Any) -> Tensor:
@@ -67,6 +85,7 @@ def _attention_shape(query: Tensor, _key: Tensor, value: Tensor, *_others: Any) 
 
 
 torch.library.register_fake(f"{NAMESPACE}::linear", _linear_shape)
+torch.library.register_fake(f"{NAMESPACE}::linears", _linears_shape)
 torch.library.register_fake(f"{NAMESPACE}::embedding", _embedding_shape)
 torch.library.register_fake(f"{NAMESPACE}::paged_attention", _attention_shape)
 torch.library.register_fake(f"{NAMESPACE}::ring_attention", _attention_shape)
