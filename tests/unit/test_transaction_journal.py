@@ -21,6 +21,7 @@ from reblock.artifact.transaction.lock import edit_lock
 from reblock.errors import ArtifactBusy, EditFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 NEW_FILES = ["decoder_batch_1.rbln", "decoder_batch_4.rbln", "prefill.rbln", "rbln_config.json"]
@@ -333,3 +334,31 @@ def test_that_one_may_not_look_is_not_taken_for_nothing_there(
     monkeypatch.setattr(os, "lstat", refuse)
     with pytest.raises(PermissionError):
         locate(str(directory), "rbln_config.json")
+
+
+@pytest.mark.parametrize("look", range(8))
+def test_get_finds_a_config_that_is_moved_up_after_any_look_at_it(
+    directory: Path, look: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_committed(directory, 20)
+    config = str(directory / ".reblock-edit" / "committed" / "rbln_config.json")
+    looks = 0
+
+    def watched(call: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+        def looking(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+            nonlocal looks
+            found = call(path, *arguments, **options)
+            if path == config:
+                looks += 1
+                if looks == look + 1:
+                    os.rename(config, directory / "rbln_config.json")
+            return found
+
+        return looking
+
+    # The edit is under way, so that it is nobody else's to be finished.
+    with edit_lock(str(directory)), monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", watched(os.lstat))
+        patch.setattr(os, "stat", watched(os.stat))
+        assert read_num_blocks(str(directory)) == 20
+    assert looks >= min(look + 1, 3)

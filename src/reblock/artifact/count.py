@@ -4,9 +4,8 @@ This is all that `reblock get` runs, so it imports next to nothing. Opening an a
 (`reader.open_artifact`) checks far more.
 """
 
-from reblock.artifact.files import read_file
-from reblock.artifact.location import config_path, has_left_overs
-from reblock.errors import CorruptArtifact
+from reblock.artifact.files import read_config_file
+from reblock.artifact.location import has_left_overs
 from reblock.json_fields import JsonFields, check_format_version, parse_json_object
 
 
@@ -32,13 +31,7 @@ def read_num_blocks(directory: str, module: str | None = None) -> int:
         from reblock.artifact.modules import check_module
 
         check_module(directory, module)
-    path = config_path(directory, module=module)
-    try:
-        text = read_file(path)
-    except CorruptArtifact:
-        # An edit may have moved it in between.
-        path = config_path(directory, module=module)
-        text = read_file(path)
+    path, text = read_config_file(directory, module)
     fields = JsonFields(parse_json_object(text, path=path), path=path)
     if "kvcache_num_blocks" not in fields.values and "reblock" not in fields.values:
         from reblock.artifact.modules import no_cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
+from reblock.artifact.location import CONFIG_NAME, config_path
 from reblock.errors import CorruptArtifact
 from reblock.json_fields import MAX_JSON_BYTES
 
@@ -55,3 +56,19 @@ def read_file(path: str, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     if len(data) > max_bytes:
         raise CorruptArtifact(f"is larger than {max_bytes:,} bytes", path=path)
     return data
+
+
+def read_config_file(directory: str, module: str | None = None) -> tuple[str, bytes]:
+    """Return the path and the content of the `rbln_config.json` of an artifact, or of a module.
+
+    Raises:
+        NotAnArtifact, PermissionError: as `location.config_path`.
+        CorruptArtifact: as `read_file`.
+    """
+    path = config_path(directory, module=module)
+    try:
+        return path, read_file(path)
+    except CorruptArtifact:
+        # An edit may have moved it up in between, to where there always is one.
+        path = os.path.join(directory, module or "", CONFIG_NAME)
+        return path, read_file(path)

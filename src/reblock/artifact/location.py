@@ -69,14 +69,13 @@ def config_path(directory: str, changed_in: str | None = None, module: str | Non
         reason = "is not a directory" if os.path.lexists(directory) else "does not exist"
         raise NotAnArtifact(f"{reason}; give the directory of a compiled artifact", path=directory)
     name = os.path.join(module or "", CONFIG_NAME)
-    path = locate(directory, name, changed_in)
-    if not os.path.exists(path):
-        # It may have been moved up in between.
-        path = os.path.join(directory, name)
-    if not os.path.exists(path):
-        _check_access(path)
-        raise NotAnArtifact(f"holds no {CONFIG_NAME}, so it is not an artifact", path=directory)
-    return path
+    # Each is asked for once: what an edit has committed may be moved up after any look at it.
+    plain = os.path.join(directory, name)
+    for path in (locate(directory, name, changed_in), plain):
+        if os.path.exists(path):
+            return path
+    _check_access(plain)
+    raise NotAnArtifact(f"holds no {CONFIG_NAME}, so it is not an artifact", path=directory)
 
 
 def _check_access(path: str) -> None:

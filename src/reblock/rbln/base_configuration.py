@@ -13,8 +13,8 @@ import os
 import tempfile
 from typing import TYPE_CHECKING, ClassVar
 
-from reblock.artifact.files import read_file
-from reblock.artifact.location import CONFIG_NAME, config_path
+from reblock.artifact.files import read_config_file, read_file
+from reblock.artifact.location import CONFIG_NAME
 from reblock.errors import CorruptArtifact, InvalidOption, UsageError
 from reblock.json_fields import parse_json_object
 
@@ -118,9 +118,10 @@ class RBLNModelConfig:
             CorruptArtifact: The file is no configuration of a decoder-only model, or damaged.
         """
         source = os.fspath(path)
-        if not os.path.isfile(source):
-            source = config_path(source)
-        data = read_file(source)
+        if os.path.isfile(source):
+            data = read_file(source)
+        else:
+            source, data = read_config_file(source)
         values = parse_json_object(data, path=source)
         try:
             config = cls._from_values(values)
