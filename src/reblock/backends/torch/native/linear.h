@@ -5,6 +5,7 @@
 // to sixteen outputs, is zero.
 #pragma once
 
+#include <type_traits>
 #include <vector>
 
 #include "parallel.h"
@@ -92,6 +93,46 @@ AddTile<W> add_tile_of(int64_t rows) {
     return add_tile<W, 1, kAhead>;
 }
 
+// Whether two panels of a tile fit the registers together. What is loaded of x is then used twice,
+// where a processor with two multiplications a clock would wait for as many loads and one more.
+constexpr bool kHasPairs = kVectors == 1;
+
+// As add_tile, with the panels w[0] and w[1], whose sums lie `apart`; the same numbers in the same
+// order.
+using AddPair = void (*)(const float* x, const float* const* w, int64_t inputs, float* sums,
+                         int64_t apart);
+
+template <int kRows>
+void add_pair(const float* x, const float* const* w, int64_t inputs, float* sums, int64_t apart) {
+  for (int64_t first = 0; first < 2; first++) {
+    Vec out[kRows][2] = {};
+    for (int64_t k = first; k < inputs; k += 2) {
+      Vec weights[2] = {load(w[0] + k * kPanel), load(w[1] + k * kPanel)};
+      REBLOCK_UNROLL
+      for (int m = 0; m < kRows; m++) {
+        float input = x[k * kRows + m];
+        REBLOCK_UNROLL
+        for (int p = 0; p < 2; p++) out[m][p] += weights[p] * input;
+      }
+    }
+    REBLOCK_UNROLL
+    for (int m = 0; m < kRows; m++)
+      REBLOCK_UNROLL
+      for (int p = 0; p < 2; p++) {
+        float* to = sums + p * apart + m * kPanel;
+        store(to, load(to) + out[m][p]);
+      }
+  }
+}
+
+template <int kRows = kTileOfSeveral>
+AddPair add_pair_of(int64_t rows) {
+  if constexpr (kRows > 1)
+    return rows == kRows ? add_pair<kRows> : add_pair_of<kRows - 1>(rows);
+  else
+    return add_pair<1>;
+}
+
 template <class W>
 struct Linear {
   static constexpr int kInputs = kInputsOfWord<W>;
@@ -126,29 +167,39 @@ struct Linear {
       __builtin_prefetch(at + i * 64, 0, 2);
   }
 
-  // Adds the product of inputs [first, last) to the sums [tiles][tile rows][16] of one panel.
-  void accumulate(int64_t panel, int64_t first, int64_t last, float* sums) const {
+  // Adds the product of inputs [first, last) to the sums [count][tiles][tile rows][16] of `count`
+  // panels, one or two.
+  void accumulate(int64_t panel, int64_t count, int64_t first, int64_t last, float* sums) const {
     int64_t inputs = shape.inputs, tiles = shape.tiles(), height = shape.tile_rows();
     // Several tiles find the weights in the cache, where what comes later would only take room.
     AddTile<W> add = tiles > 1 ? add_tile_of<W, 0>(height) : add_tile_of<W, kAheadBytes>(height);
     AddTile<float> add_wide = add_tile_of<float, 0>(height);
-    alignas(64) float room[sizeof(W) < 4 ? kDepth * kPanel : 1];
+    AddPair add_both = kHasPairs ? add_pair_of(height) : nullptr;
+    constexpr bool kIsFloat = std::is_same_v<W, float>;
+    alignas(64) float room[2][kIsFloat ? 1 : kDepth * kPanel];
     for (int64_t k = first; k < last; k += kDepth) {
       int64_t depth = last - k < kDepth ? last - k : kDepth;
       const W* w = packed + (panel * inputs + k) * kPanel;
-      // Where it goes on: in this panel, else at the same inputs of the next one.
+      // Where it goes on: in these panels, else at the same inputs of the next ones.
       bool is_end = k + kDepth >= last;
-      const W* next = is_end ? packed + ((panel + 1) * inputs + first) * kPanel : w + kDepth * kPanel;
-      bool is_last = is_end && panel + 1 == shape.panels();
-      bool is_wide = sizeof(W) < 4 && tiles > 1;
-      const float* wide = is_wide ? widened(w, depth / kInputs, room) : nullptr;
+      int64_t next = is_end ? panel + count : panel, next_k = is_end ? first : k + kDepth;
+      const float* wide[2] = {};
+      for (int64_t p = 0; tiles > 1 && p < count; p++)
+        if constexpr (kIsFloat)
+          wide[p] = w + p * inputs * kPanel;
+        else
+          wide[p] = widened(w + p * inputs * kPanel, depth / kInputs, room[p]);
       for (int64_t t = 0; t < tiles; t++) {
         const float* tile = x + (t * inputs + k) * height;
-        if (tiles > 1 && !is_last) fetch(next, last - (is_end ? first : k + kDepth), t, tiles);
-        if (is_wide)
-          add_wide(tile, wide, depth, sums + t * height * kPanel);
+        float* to = sums + t * height * kPanel;
+        for (int64_t p = 0; tiles > 1 && p < count && next + p < shape.panels(); p++)
+          fetch(packed + ((next + p) * inputs + next_k) * kPanel, last - next_k, t, tiles);
+        if (count > 1)
+          add_both(tile, wide, depth, to, tiles * height * kPanel);
+        else if (tiles > 1)
+          add_wide(tile, wide[0], depth, to);
         else
-          add(tile, w, depth / kInputs, sums + t * height * kPanel);
+          add(tile, w, depth / kInputs, to);
       }
     }
   }
@@ -177,9 +228,10 @@ struct Linear {
     float* sums = scratch.room((last - first) * size);
     std::memset(sums, 0, (last - first) * size * sizeof(float));
     for (int64_t k = 0; k < shape.inputs; k += block)
-      for (int64_t panel = first; panel < last; panel++) {
+      for (int64_t panel = first, count; panel < last; panel += count) {
         int64_t end = k + block < shape.inputs ? k + block : shape.inputs;
-        accumulate(panel, k, end, sums + (panel - first) * size);
+        count = kHasPairs && shape.tiles() > 1 && panel + 1 < last ? 2 : 1;
+        accumulate(panel, count, k, end, sums + (panel - first) * size);
       }
     for (int64_t panel = first; panel < last; panel++)
       finish(panel, sums + (panel - first) * size, y);
@@ -208,6 +260,7 @@ void linear(const X* x, int64_t given, int64_t all_rows, int64_t inputs,
   // Pieces small enough that no thread is left with much when the others are done.
   int64_t piece = panels / (num_threads() * 8);
   piece = piece < 1 ? 1 : piece;
+  if (kHasPairs && all_rows > kTile) piece += piece % 2;
   for (int64_t row = 0; row < all_rows; row += kMaxRows) {
     int64_t rows = all_rows - row < kMaxRows ? all_rows - row : kMaxRows;
     LinearShape part{rows, inputs, 0};
