@@ -173,7 +173,7 @@ def test_open_artifact_that_never_comes_to_rest_is_refused(
         return opened[-1]
 
     monkeypatch.setattr(reader, "read_artifact", change_meanwhile)
-    monkeypatch.setattr(reader, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(reader, "PATIENCE_S", 0.05)
     with pytest.raises(CorruptArtifact, match="being changed"):
         open_artifact(str(directory))
     assert len(opened) > 1

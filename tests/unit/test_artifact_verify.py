@@ -25,7 +25,7 @@ from artifacts import (
 from reblock.artifact.reader import open_artifact
 from reblock.artifact.resize import apply_resize, plan_resize
 from reblock.artifact.verify import Check, Outcome, Verification, verify_artifact
-from reblock.errors import CorruptArtifact, NotAnArtifact
+from reblock.errors import NotAnArtifact
 from reblock.progress import SilentProgress
 
 if TYPE_CHECKING:
@@ -315,47 +315,3 @@ def test_what_is_no_artifact_is_refused(tmp_path: Path) -> None:
         verify(tmp_path / "absent")
     with pytest.raises(NotAnArtifact, match="holds no"):
         verify(tmp_path)
-
-
-def test_a_program_that_an_edit_moves_up_while_it_is_digested_is_found_there(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    committed = directory / ".reblock-edit" / "committed"
-    committed.mkdir(parents=True)
-    (directory / "prefill.rbln").replace(committed / "prefill.rbln")
-    from reblock.artifact import verify as module
-
-    digest = module.program_digest
-
-    def finish_the_edit(path: str) -> str:
-        if path == str(committed / "prefill.rbln"):
-            os.rename(path, directory / "prefill.rbln")
-        return digest(path)
-
-    monkeypatch.setattr(module, "program_digest", finish_the_edit)
-    assert (
-        module._program_fault(
-            str(directory),
-            "prefill",
-            read_config(directory)["reblock"]["programs"]["prefill"]["sha256"],
-        )
-        is None
-    )
-
-
-def test_a_previous_count_that_an_edit_moves_up_while_it_is_read_is_found_there(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    committed = directory / ".reblock-edit" / "committed"
-    committed.mkdir(parents=True)
-    content = {"format_version": 1, "previous_kvcache_num_blocks": 24}
-    (committed / ".reblock.json").write_text(json.dumps(content))
-    from reblock.artifact import verify as module
-
-    def finish_the_edit(path: str, module: str | None) -> int:
-        monkeypatch.undo()
-        (committed / ".reblock.json").replace(directory / ".reblock.json")
-        raise CorruptArtifact("is missing", path=str(committed / ".reblock.json"))
-
-    monkeypatch.setattr(module, "read_previous", finish_the_edit)
-    assert module._check_previous(str(directory), None).detail == "24 blocks"

@@ -18,7 +18,9 @@ from reblock.artifact.transaction import journal as journal_module
 from reblock.artifact.transaction import replace as replace_module
 from reblock.artifact.transaction.journal import finish_journal, journal_in
 from reblock.artifact.transaction.lock import edit_lock
+from reblock.artifact.verify import verify_artifact
 from reblock.errors import ArtifactBusy, EditFailed
+from reblock.progress import SilentProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -362,3 +364,38 @@ def test_get_finds_a_config_that_is_moved_up_after_any_look_at_it(
         patch.setattr(os, "stat", watched(os.stat))
         assert read_num_blocks(str(directory)) == 20
     assert looks >= min(look + 1, 3)
+
+
+@pytest.mark.parametrize("name", ["prefill.rbln", ".reblock.json"])
+@pytest.mark.parametrize("look", range(12))
+def test_verify_finds_no_fault_where_a_file_is_moved_up_after_any_look_at_it(
+    directory: Path, look: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_committed(directory, 20)
+    watched_path = str(directory / ".reblock-edit" / "committed" / name)
+    looks = 0
+
+    def watched(call: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+        def looking(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+            nonlocal looks
+            found = call(path, *arguments, **options)
+            if path == watched_path:
+                looks += 1
+                if looks == look + 1:
+                    finish_journal(str(directory))
+            return found
+
+        return looking
+
+    with edit_lock(str(directory)), monkeypatch.context() as patch:
+        patch.setattr(os, "lstat", watched(os.lstat))
+        patch.setattr(os, "stat", watched(os.stat))
+        found = verify_artifact(
+            str(directory),
+            module=None,
+            is_quick=True,
+            check_memory=lambda directory: pytest.fail("a quick check loads nothing"),
+            progress=SilentProgress(),
+        )
+    assert found.is_ok, found
+    assert found.num_blocks == 20

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from reblock.sizing import BlockBounds
 
 __all__ = [
+    "PATIENCE_S",
     "Artifact",
+    "generation",
     "load_programs",
     "open_artifact",
     "program_path",
@@ -43,7 +45,7 @@ __all__ = [
 # Of caches and other terms in all programs; each takes up to 600 bytes. 100 layers have 201.
 _MAX_SIZES = 2**15
 # How long to go on reading an artifact that is changed each time before it is read to its end.
-_PATIENCE_S = 10.0
+PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,22 +128,22 @@ def open_artifact(directory: str, module: str | None = None) -> Artifact:
     clean_up_if_possible(directory)
     if module is not None:
         check_module(directory, module)
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + PATIENCE_S
     while True:
-        before = _generation(directory, module)
+        before = generation(directory, module)
         try:
             artifact = read_artifact(directory, module=module)
         except BadArtifact:
-            if _generation(directory, module) == before:
+            if generation(directory, module) == before:
                 raise
         else:
-            if _generation(directory, module) == before:
+            if generation(directory, module) == before:
                 return artifact
         if time.monotonic() > deadline:
             raise CorruptArtifact("is being changed all the time; try again later", path=directory)
 
 
-def _generation(directory: str, module: str | None) -> tuple[object, object]:
+def generation(directory: str, module: str | None) -> tuple[object, object]:
     """Return what differs before and after an edit, and with each of its files that is moved."""
     config: tuple[int, ...] | None = None
     moving: list[list[str]] | None = None

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from reblock.artifact.checksum import check_digest, file_digest, program_digest
 from reblock.artifact.location import locate
-from reblock.artifact.previous import PREVIOUS_NAME, read_previous
-from reblock.artifact.reader import Artifact, load_programs, open_artifact, read_config
+from reblock.artifact.previous import read_previous
+from reblock.artifact.reader import (
+    PATIENCE_S,
+    Artifact,
+    generation,
+    load_programs,
+    open_artifact,
+    read_config,
+)
 from reblock.errors import (
     BadArtifact,
     CompilerTooOld,
@@ -89,6 +97,9 @@ def verify_artifact(
 ) -> Verification:
     """Check everything in an artifact.
 
+    Where an edit moves files while they are checked, a fault may be of none but the mix that was
+    read, so everything is checked again.
+
     Args:
         directory: The artifact; what an edit left that was cut off is cleaned up, nothing else
             is changed.
@@ -102,6 +113,29 @@ def verify_artifact(
         NotAnArtifact: `directory` is no directory or has no `rbln_config.json`.
         OSError: The system does not let one see whether it is.
     """
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        before = generation(directory, module)
+        found = _verify_once(
+            directory,
+            module=module,
+            is_quick=is_quick,
+            check_memory=check_memory,
+            progress=progress,
+        )
+        is_settled = found.is_ok or generation(directory, module) == before
+        if is_settled or time.monotonic() > deadline:
+            return found
+
+
+def _verify_once(
+    directory: str,
+    *,
+    module: str | None,
+    is_quick: bool,
+    check_memory: Callable[[str], Check],
+    progress: Progress,
+) -> Verification:
     structure = _read_structure(directory, module)
     config = structure.config
     found = Verification(
@@ -240,14 +274,10 @@ def _check_contents(
 
 
 def _program_fault(directory: str, name: str, sha256: str) -> str | None:
-    file_name = f"{name}.rbln"
-    path = locate(directory, file_name)
+    path = locate(directory, f"{name}.rbln")
     try:
         check_digest(program_digest(path), sha256, path=path)
     except (BadArtifact, OSError) as error:
-        if locate(directory, file_name) != path:
-            # An edit that is being finished has moved it.
-            return _program_fault(directory, name, sha256)
         return _described(error, path)
     return None
 
@@ -277,15 +307,12 @@ def _weights_fault(path: str, file: WeightsFile, progress: Progress) -> str | No
 
 
 def _check_previous(directory: str, module: str | None) -> Check:
-    file_name = os.path.join(module or "", PREVIOUS_NAME)
-    name, path = "previous count", locate(directory, file_name)
+    name = "previous count"
     try:
         return _judged(name, [], f"{read_previous(directory, module):,} blocks")
     except NoPreviousCount:
         return _judged(name, [], "none, as the count was never changed")
     except BadArtifact as error:
-        if locate(directory, file_name) != path:
-            return _check_previous(directory, module)
         return _judged(name, [str(error)], "")
 
 
