@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,7 +24,7 @@ from reblock.errors import ArtifactBusy, EditFailed
 from reblock.progress import SilentProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 NEW_FILES = ["decoder_batch_1.rbln", "decoder_batch_4.rbln", "prefill.rbln", "rbln_config.json"]
@@ -338,58 +339,59 @@ def test_that_one_may_not_look_is_not_taken_for_nothing_there(
         locate(str(directory), "rbln_config.json")
 
 
+@contextmanager
+def calling_after_a_look(path: str, look: int, call: Callable[[], object]) -> Iterator[list[str]]:
+    """Call once the system has been asked about `path` so many times and once more.
+
+    Yields the looks so far.
+    """
+    looks: list[str] = []
+
+    def watched(ask: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+        def asking(asked: Any, *arguments: Any, **options: Any) -> os.stat_result:
+            found = ask(asked, *arguments, **options)
+            if asked == path:
+                looks.append(path)
+                if len(looks) == look + 1:
+                    call()
+            return found
+
+        return asking
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "lstat", watched(os.lstat))
+        patch.setattr(os, "stat", watched(os.stat))
+        yield looks
+
+
 @pytest.mark.parametrize("look", range(8))
 def test_get_finds_a_config_that_is_moved_up_after_any_look_at_it(
-    directory: Path, look: int, monkeypatch: pytest.MonkeyPatch
+    directory: Path, look: int
 ) -> None:
     leave_committed(directory, 20)
     config = str(directory / ".reblock-edit" / "committed" / "rbln_config.json")
-    looks = 0
-
-    def watched(call: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
-        def looking(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
-            nonlocal looks
-            found = call(path, *arguments, **options)
-            if path == config:
-                looks += 1
-                if looks == look + 1:
-                    os.rename(config, directory / "rbln_config.json")
-            return found
-
-        return looking
-
     # The edit is under way, so that it is nobody else's to be finished.
-    with edit_lock(str(directory)), monkeypatch.context() as patch:
-        patch.setattr(os, "lstat", watched(os.lstat))
-        patch.setattr(os, "stat", watched(os.stat))
+    with (
+        edit_lock(str(directory)),
+        calling_after_a_look(
+            config, look, lambda: os.rename(config, directory / "rbln_config.json")
+        ) as looks,
+    ):
         assert read_num_blocks(str(directory)) == 20
-    assert looks >= min(look + 1, 3)
+    assert len(looks) >= min(look + 1, 3)
 
 
 @pytest.mark.parametrize("name", ["prefill.rbln", ".reblock.json"])
 @pytest.mark.parametrize("look", range(12))
 def test_verify_finds_no_fault_where_a_file_is_moved_up_after_any_look_at_it(
-    directory: Path, look: int, name: str, monkeypatch: pytest.MonkeyPatch
+    directory: Path, look: int, name: str
 ) -> None:
     leave_committed(directory, 20)
-    watched_path = str(directory / ".reblock-edit" / "committed" / name)
-    looks = 0
-
-    def watched(call: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
-        def looking(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
-            nonlocal looks
-            found = call(path, *arguments, **options)
-            if path == watched_path:
-                looks += 1
-                if looks == look + 1:
-                    finish_journal(str(directory))
-            return found
-
-        return looking
-
-    with edit_lock(str(directory)), monkeypatch.context() as patch:
-        patch.setattr(os, "lstat", watched(os.lstat))
-        patch.setattr(os, "stat", watched(os.stat))
+    path = str(directory / ".reblock-edit" / "committed" / name)
+    with (
+        edit_lock(str(directory)),
+        calling_after_a_look(path, look, lambda: finish_journal(str(directory))),
+    ):
         found = verify_artifact(
             str(directory),
             module=None,
