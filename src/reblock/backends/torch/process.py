@@ -17,9 +17,9 @@ def set_waiting() -> None:
     """Let threads that wait for each other spin for a moment and then sleep.
 
     To be called before torch is loaded, which is when OpenMP reads it. Threads that sleep at once
-    take up to twice as long for the operators of a small model, because waking takes longer than
-    what they do. Threads that spin as long as libgomp lets them (300,000 turns) stand still where
-    other work shares the cores: they take the time from the thread that they wait for.
+    take twice as long and more for the steps of a small model, because waking takes longer than
+    what an operator does. Threads that spin as long as libgomp lets them (300,000 turns) stand
+    still where other work shares the cores: they take the time from the thread they wait for.
     docs/performance.md has the numbers.
     """
     if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
