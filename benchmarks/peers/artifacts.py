@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import reblock
-from peers.serving import MAX_BATCH
+from peers.serving import MAX_BATCH, MAX_RUNNING
 
 __all__ = ["CACHE_CONTEXT", "POOL_BLOCKS", "Shop", "UnavailableError"]
 
@@ -58,7 +58,8 @@ class Shop:
         """
         of_weights, _, rest = kind.partition("-")
         options = [
-            *("--max-seq-len", str(MAX_SEQ_LEN), "--decoder-batch-sizes", "8,4,2,1"),
+            *("--max-seq-len", str(MAX_SEQ_LEN), "--decoder-batch-sizes", "32,24,16,8,4,2,1"),
+            *("--batch-size", str(MAX_RUNNING)),
             *("--kvcache-num-blocks", str(POOL_BLOCKS)),
             *(("--weight-dtype", of_weights) if rest else ()),
         ]
@@ -69,7 +70,7 @@ class Shop:
         blocks = MAX_BATCH * CACHE_CONTEXT // 128
         options = [
             *("--max-seq-len", str(CACHE_CONTEXT), "--kvcache-block-size", "128"),
-            *("--kvcache-num-blocks", str(blocks)),
+            *("--kvcache-num-blocks", str(blocks), "--batch-size", str(MAX_BATCH)),
         ]
         return self._compile(f"cache-{dtype}", dtype, options)
 
@@ -101,8 +102,7 @@ class Shop:
         return found
 
     def _compile(self, kind: str, dtype: str, options: list[str]) -> Path:
-        options += ["--batch-size", str(MAX_BATCH), "--dtype", dtype]
-        options += ["--prefill-chunk-size", str(PREFILL_CHUNK)]
+        options += ["--dtype", dtype, "--prefill-chunk-size", str(PREFILL_CHUNK)]
         target = self._directory / f"{self._model}-{kind}-{compiler_digest(options)}"
         arguments = ["compile", str(self.transformers()), "--output-dir", str(target), *options]
         return self._run(target, [sys.executable, "-m", "reblock", *arguments])

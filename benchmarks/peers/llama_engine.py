@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import llama_cpp as library
 import numpy as np
 
-from peers.serving import MAX_BATCH, Request, Served, serve_steps
+from peers.serving import MAX_RUNNING, Request, Served, serve_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +59,7 @@ class Engine:
         parameters = llama.llama_context_default_params()
         parameters.n_ctx = pool_tokens
         parameters.n_batch = parameters.n_ubatch = BATCH_TOKENS
-        parameters.n_seq_max = MAX_BATCH
+        parameters.n_seq_max = MAX_RUNNING
         parameters.n_threads = parameters.n_threads_batch = threads
         parameters.type_k = parameters.type_v = TYPE_F32
         parameters.kv_unified = True
@@ -107,7 +107,7 @@ class Engine:
 
     def _admit(self) -> None:
         held = sum(running.room for running in self._running)
-        free = set(range(MAX_BATCH)) - {running.sequence for running in self._running}
+        free = set(range(MAX_RUNNING)) - {running.sequence for running in self._running}
         while self._waiting and free:
             running = Running(*self._waiting[0], sequence=min(free))
             if held + running.room > self._pool_tokens:

@@ -8,7 +8,7 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from peers.serving import MAX_BATCH, Request, Served, serve_steps
+from peers.serving import MAX_RUNNING, Request, Served, serve_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Engine:
     def load(self, *, model: str, threads: int, pool_tokens: int, **_: Any) -> None:
         config = genai.SchedulerConfig()
         config.num_kv_blocks = pool_tokens // BLOCK_TOKENS
-        config.max_num_seqs = MAX_BATCH
+        config.max_num_seqs = MAX_RUNNING
         config.max_num_batched_tokens = 512
         config.enable_prefix_caching = False
         properties = {

@@ -135,9 +135,9 @@ def _trace(section: dict[str, Any], _found: dict[str, Any]) -> list[str]:
         "### Serving a trace",
         "",
         (
-            "The same requests at the same times by all; 8 side by side at most. Medians of the "
-            "runs that are counted; an engine that took twice as long as the best ran once. Times "
-            "are to the first token, from the arrival."
+            "The same requests at the same times by all; as many side by side as the pool holds. "
+            "Medians of the runs that are counted; an engine that took twice as long as the best "
+            "ran once. Times are to the first token, from the arrival."
         ),
         "",
         "| pool | engine | runs | tokens/s | p50 | p99 |",

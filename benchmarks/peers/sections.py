@@ -13,7 +13,7 @@ from peers.artifacts import CACHE_CONTEXT, POOL_BLOCKS, UnavailableError
 from peers.engines import ENGINES
 from peers.measure import BLOCK_TOKENS, Lineup, Settings, note, prompts
 from peers.processes import Worker, WorkerError
-from peers.serving import MAX_BATCH, Request
+from peers.serving import MAX_BATCH, MAX_RUNNING, Request
 from reblock.artifact.reader import open_artifact
 from reblock.bench.trace import TokenRange, Trace, TraceRequest, format_trace, make_trace
 from reblock.engine.limits import EngineLimits
@@ -43,7 +43,7 @@ BLOCK_COUNTS = (9, 12, 16, 20, 24, 30, 36)
 RATE_PER_S = 8.0
 PROMPT_TOKENS, NEW_TOKENS = TokenRange(fewest=32, most=256), TokenRange(fewest=16, most=80)
 SHORT_CONTEXT, STEPS = 128, 5
-FULL_BLOCKS = 64  # as many as 8 of the longest sequences fill
+FULL_BLOCKS = 64  # as many as the longest sequences fill, 8 of them
 REBLOCK = "reblock"
 
 
@@ -99,8 +99,8 @@ def trace_requests(vocabulary: int, num_requests: int) -> list[Request]:
         num_blocks=POOL_BLOCKS,
         block_size=BLOCK_TOKENS,
         max_seq_len=1024,
-        max_batch=MAX_BATCH,
-        decoder_batch_sizes=(MAX_BATCH,),
+        max_batch=MAX_RUNNING,
+        decoder_batch_sizes=(MAX_RUNNING,),
         prefill_chunk_size=LONG_PROMPT,
         vocab_size=vocabulary,
         eos_token_ids=(),
@@ -243,10 +243,10 @@ def measure_memory(settings: Settings, shop: Shop) -> dict[str, Any]:
     except UnavailableError as error:
         return {"problem": str(error)}
     plan = open_artifact(str(directory)).memory_plan()
-    tokens = FULL_BLOCKS * BLOCK_TOKENS // MAX_BATCH
+    tokens = FULL_BLOCKS * BLOCK_TOKENS // MAX_RUNNING
     request = TraceRequest(arrival_s=0.0, num_prompt_tokens=tokens - ANSWER, num_new_tokens=ANSWER)
     path = settings.directory / "full_cache.jsonl"
-    path.write_text(format_trace(Trace(requests=(request,) * MAX_BATCH)))
+    path.write_text(format_trace(Trace(requests=(request,) * MAX_RUNNING)))
     line = [sys.executable, "-m", "reblock", "bench", str(directory), "--trace", str(path)]
     line += ["--threads", str(settings.threads), "--json"]
     runs = []

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MAX_BATCH", "Engine", "Request", "Served", "Stepper", "serve_steps"]
+__all__ = ["MAX_BATCH", "MAX_RUNNING", "Engine", "Request", "Served", "Stepper", "serve_steps"]
 
-MAX_BATCH = 8
+MAX_BATCH = 8  # rows where a fixed number of rows is measured
+MAX_RUNNING = 32  # requests side by side in a trace; more than the ample pool holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers as library
 
-from peers.serving import MAX_BATCH, Request, Served
+from peers.serving import MAX_RUNNING, Request, Served
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +97,7 @@ class Batching:
             page_size=PAGE_TOKENS,
             num_blocks=pool_tokens // PAGE_TOKENS,
             max_batch_tokens=512,
-            max_requests_per_batch=MAX_BATCH,
+            max_requests_per_batch=MAX_RUNNING,
             allow_block_sharing=False,
         )
         self._manager = self._model.init_continuous_batching(
