@@ -37,9 +37,9 @@ from peers.report import report_text
 
 NOTES = """\
 reblock: compiled for 32 sequences of up to 1,024 tokens, decoders of 1, 2, 4, 8, 16, 24 and 32
-rows, prompts read 512 tokens at a time (--prefill-chunk-size 512), blocks of 128 tokens. One
+rows, prompts read 512 tokens at a time (--prefill-chunk-size 512), blocks of 32 tokens. One
 artifact for all but the section on reading the cache, for which one for 8 sequences of 8,192 tokens
-is compiled.
+and blocks of 128 is compiled.
 -
 All that batch: up to 32 requests side by side, or as many as the cache holds if those are fewer,
 up to 512 tokens in one step, a cache of as many tokens, no reuse of prompts that begin alike

@@ -13,11 +13,12 @@ from typing import Any
 import reblock
 from peers.serving import MAX_BATCH, MAX_RUNNING
 
-__all__ = ["CACHE_CONTEXT", "POOL_BLOCKS", "Shop", "UnavailableError"]
+__all__ = ["BLOCK_TOKENS", "CACHE_CONTEXT", "POOL_BLOCKS", "Shop", "UnavailableError"]
 
 BENCHMARKS = Path(__file__).resolve().parent.parent
 MAX_SEQ_LEN = 1024
-POOL_BLOCKS = 36
+BLOCK_TOKENS = 32  # small, as a quarter of the pool has to have more blocks than MAX_RUNNING
+POOL_BLOCKS = 144
 CACHE_CONTEXT = 8192
 PREFILL_CHUNK = 512
 
@@ -61,6 +62,7 @@ class Shop:
             *("--max-seq-len", str(MAX_SEQ_LEN), "--decoder-batch-sizes", "32,24,16,8,4,2,1"),
             *("--batch-size", str(MAX_RUNNING)),
             *("--kvcache-num-blocks", str(POOL_BLOCKS)),
+            *("--kvcache-block-size", str(BLOCK_TOKENS)),
             *(("--weight-dtype", of_weights) if rest else ()),
         ]
         return self._compile(kind, "float32" if rest else kind, options)

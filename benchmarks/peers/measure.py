@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from peers.artifacts import POOL_BLOCKS, UnavailableError
+from peers.artifacts import BLOCK_TOKENS, POOL_BLOCKS, UnavailableError
 from peers.engines import BANDWIDTH, ENGINES
 from peers.processes import Worker, WorkerError
 from peers.serving import Request, Served
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BLOCK_TOKENS", "Lineup", "Settings", "note", "prompts"]
 
-BLOCK_TOKENS = 128
 AGREEMENT_TOKENS = 16
 
 

@@ -39,11 +39,11 @@ __all__ = [
 
 PROMPT, ANSWER, LONG_PROMPT = 32, 64, 512
 POOLS = {"ample": POOL_BLOCKS, "a quarter": POOL_BLOCKS // 4}
-BLOCK_COUNTS = (9, 12, 16, 20, 24, 30, 36)
+BLOCK_COUNTS = (36, 48, 64, 80, 96, 120, 144)
 RATE_PER_S = 8.0
 PROMPT_TOKENS, NEW_TOKENS = TokenRange(fewest=32, most=256), TokenRange(fewest=16, most=80)
 SHORT_CONTEXT, STEPS = 128, 5
-FULL_BLOCKS = 64  # as many as the longest sequences fill, 8 of them
+FULL_BLOCKS = 256  # as many as the longest sequences fill, 8 of them
 REBLOCK = "reblock"
 
 
